@@ -9,9 +9,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from mmdeploy_llm.kernels import Kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alibi:
+    """Linear biases of attention scores: factor * (slope * i) for the key at index i of a sequence.
+
+    slopes: [H] float32, contiguous, one for each query head, none of them 0.
+    dtype: the product slope * i is rounded to it, as models do that were trained so; None: float32.
+    """
+
+    slopes: Tensor
+    factor: float = 1.0
+    dtype: torch.dtype | None = None
+
+    def biases(self, keys: Tensor) -> Tensor:
+        """Returns the biases of the keys with these indices [...], [H, ...] float32."""
+        found = self.slopes.view(-1, *[1] * keys.dim()) * keys
+        return (found if self.dtype is None else found.to(self.dtype)).float() * self.factor
 
 
 class AttentionContext(Protocol):
@@ -32,6 +51,7 @@ class AttentionContext(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q`
         [T, H, D] as [T, H, D], in the same dtype.
@@ -46,6 +66,9 @@ class AttentionContext(Protocol):
         of one more visible key would, and whose value is zero; neither `scale` nor `softcap`
         applies to it. None: no sinks. A model that passes them has an attribute `has_sinks` that is
         True, by which a backend is chosen; one that passes a softcap has `has_softcaps`.
+
+        alibi: biases that are added after `scale` and `softcap`. A model that passes them has an
+        attribute `has_alibi` that is True.
         """
 
     def causal(self) -> AttentionContext:
@@ -108,6 +131,7 @@ class RotaryAttention(AttentionContext, Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Applies `rotary` to `q` and `k`, perhaps in place, then attends as AttentionContext

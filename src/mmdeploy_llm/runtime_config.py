@@ -118,6 +118,7 @@ class AttentionNeeds:
     windows: bool = False
     softcaps: bool = False
     sinks: bool = False
+    alibi: bool = False
     sequences: bool = False
     deterministic: bool = False
 

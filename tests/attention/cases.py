@@ -41,7 +41,19 @@ NUM_RANDOM = len(HEAD_SIZES) * len(KINDS)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def dense(q, k, v, *, scale=None, window=None, softcap=None, sinks=None, spans=(), is_causal=True):
+def dense(
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    window=None,
+    softcap=None,
+    sinks=None,
+    alibi=None,
+    spans=(),
+    is_causal=True,
+):
     """Returns causal attention of the last len(q) tokens of one sequence, in float64. q [n, H, D],
     k, v [L, K, D]. Tokens of a span attend to each other."""
     group = q.shape[1] // k.shape[1]
@@ -52,6 +64,8 @@ def dense(q, k, v, *, scale=None, window=None, softcap=None, sinks=None, spans=(
         scores = softcap * (scores / softcap).tanh()
     queries = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
     keys = torch.arange(len(k), device=q.device)[None]
+    if alibi is not None:
+        scores = scores + alibi.biases(keys)
     mask = (keys <= queries) | (not is_causal)
     if window is not None:
         mask = mask & (queries - window < keys)

@@ -59,8 +59,8 @@ class Recorder:
     def __init__(self):
         self.calls = {}
 
-    def attend(self, layer, q, k, v, *, scale=None, window=None, softcap=None, sinks=None):
-        self.calls[layer] = SimpleNamespace(q=q, k=k, window=window, sinks=sinks)
+    def attend(self, layer, q, k, v, *, window=None, sinks=None, alibi=None, **options):
+        self.calls[layer] = SimpleNamespace(q=q, k=k, window=window, sinks=sinks, alibi=alibi)
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 

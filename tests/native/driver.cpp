@@ -108,7 +108,7 @@ struct Stored {
 // which holds keys and values.
 template <typename T, typename Index>
 void compare_attention(const mm::Attend& args, const Stored<T>& stored, const T* q,
-                       const T* out, const Index& index, float sink) {
+                       const T* out, const Index& index, float sink, float slope) {
     const int64_t dim = args.head_dim, at = args.query_starts[args.num_sequences] - 1;
     std::vector<double> sums(dim), sizes(dim);
     double total = args.sinks == nullptr ? 0.0 : std::exp(sink);
@@ -118,6 +118,10 @@ void compare_attention(const mm::Attend& args, const Stored<T>& stored, const T*
         for (int64_t i = 0; i < dim; ++i) score += mm::load(q[i]) * head[i];
         score *= args.scale;
         if (args.softcap > 0.0f) score = args.softcap * std::tanh(score / args.softcap);
+        if (args.slopes != nullptr) {
+            const float bias = slope * float(token);
+            score += args.bias_factor * (args.rounds_biases ? mm::rounded<mm::bf16>(bias) : bias);
+        }
         total += std::exp(score);
         for (int64_t i = 0; i < dim; ++i) {
             sums[i] += std::exp(score) * head[i];
@@ -180,6 +184,11 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     args.value_scales = other_scales.data();
     auto sinks = random_values<float>(heads);
     args.sinks = between(0, 1) ? sinks.data() : nullptr;
+    auto slopes = random_values<float>(heads);
+    for (float& slope : slopes) slope = 0.01f * std::fabs(slope) + 0.001f;
+    args.slopes = between(0, 1) ? slopes.data() : nullptr;
+    args.bias_factor = 0.7f;
+    args.rounds_biases = between(0, 1);
     args.out = out.data();
     args.block_tables = tables.data();
     args.table_stride = blocks_each;
@@ -204,7 +213,7 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
         const int64_t kv_head = head / (heads / kv_heads), last = (tokens - 1) * heads + head;
         compare_attention(args, stored, q.data() + last * head_dim, out.data() + last * head_dim,
                           [&](int64_t token) { return slot(token) * kv_heads + kv_head; },
-                          sinks[head]);
+                          sinks[head], slopes[head]);
     }
 }
 

@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm.basic_layers.mlp import ACTIVATIONS
+from mmdeploy_llm.forward import Alibi
 from mmdeploy_llm.kernels import VisibleKeys
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_SIZE = 16
+SLOPES = 1.5 ** -torch.arange(1.0, 7)
+ROUNDED = Alibi(slopes=SLOPES, factor=0.125, dtype=torch.bfloat16)
 
 
 def values(*shape, dtype, seed=0):
@@ -86,11 +89,14 @@ class Sequence:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [10_000, 1500, 100, 7])
-@pytest.mark.parametrize("sinks", [None, torch.linspace(-6, 9, 6)])
-def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, window, sinks):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sinks": torch.linspace(-6, 9, 6)}, {"alibi": Alibi(slopes=SLOPES)}, {"alibi": ROUNDED}],
+)
+def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, window, options):
     """Contexts of more than two chunks of keys, in calls of one token, of few and of many."""
     sequence = Sequence(2200, dtype)
-    whole = sequence.attend(kernels, 0, 2200, window, sinks=sinks)
+    whole = sequence.attend(kernels, 0, 2200, window, **options)
     for begin, end in (
         (0, 1),
         (1023, 1030),
@@ -99,22 +105,25 @@ def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, windo
         (2040, 2060),
         (2199, 2200),
     ):
-        found = sequence.attend(kernels, begin, end, window, sinks=sinks)
+        found = sequence.attend(kernels, begin, end, window, **options)
         assert torch.equal(found, whole[begin:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [10_000, 1500, 100])
-def test_attention_over_several_chunks_of_keys(kernels, dtype, window):
+@pytest.mark.parametrize("alibi", [None, Alibi(slopes=SLOPES), ROUNDED])
+def test_attention_over_several_chunks_of_keys(kernels, dtype, window, alibi):
     sequence = Sequence(2200, dtype)
-    found = sequence.attend(kernels, 2000, 2200, window).float()
+    found = sequence.attend(kernels, 2000, 2200, window, alibi=alibi).float()
     keys, own = (
         x[sequence.table[0].long()].flatten(0, 1)[:2200].repeat_interleave(3, 1).float()
         for x in (sequence.keys, sequence.values)
     )
     tokens = torch.arange(2000, 2200)[:, None]
     mask = (torch.arange(2200) <= tokens) & (torch.arange(2200) > tokens - window)
-    attend = partial(F.scaled_dot_product_attention, attn_mask=mask)
+    biases = torch.zeros(6, 2200) if alibi is None else alibi.biases(torch.arange(2200))
+    biases = biases[:, None].masked_fill(~mask, -torch.inf)
+    attend = partial(F.scaled_dot_product_attention, attn_mask=biases)
     q = sequence.q[2000:].float()
     expected = attend(q.transpose(0, 1), keys.transpose(0, 1), own.transpose(0, 1)).transpose(0, 1)
     tolerance = 1e-4 if dtype is torch.float32 else 0.05

@@ -11,6 +11,7 @@ from mmdeploy_llm.attention import int4
 from mmdeploy_llm.basic_layers.norm import _rms_norm
 from mmdeploy_llm.basic_layers.rotary import HalfSplitRope, InterleavedRope
 from mmdeploy_llm.basic_layers.softcap import Softcap
+from mmdeploy_llm.forward import Alibi
 from mmdeploy_llm.kernels import VisibleKeys
 from mmdeploy_llm.native import products
 
@@ -316,6 +317,7 @@ def test_int4_cache(kernels, dtype, head_dim):
         query_starts=starts, first_visible=first, end_visible=ends, block_tables=tables
     )
     options = {"scale": 0.05, "softcap": 3.0, "sinks": torch.linspace(-6, 9, 3 * heads)}
+    options["alibi"] = Alibi(slopes=torch.linspace(0.001, 0.1, 3 * heads))
     found = kernels.attend(
         q, *caches, sequences, key_scales=scales[0], value_scales=scales[1], **options
     )

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import AttentionContext
+from mmdeploy_llm.forward import Alibi, AttentionContext
 
 from .base import BatchLayout, KVCache
 
@@ -80,6 +80,7 @@ class Int4Context:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
         cache, tables, found = self._cache, self._layout.block_tables, []
@@ -99,7 +100,7 @@ class Int4Context:
             KVCache(keys=(found[0],), values=(found[1],)),
         )
         return context.attend(
-            0, q, None, None, scale=scale, window=window, softcap=softcap, sinks=sinks
+            0, q, None, None, scale=scale, window=window, softcap=softcap, sinks=sinks, alibi=alibi
         )
 
     def causal(self) -> AttentionContext:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.forward import AttentionContext
+from mmdeploy_llm.forward import Alibi, AttentionContext
 from mmdeploy_llm.kernels import AttentionKernels, VisibleKeys
 
 from .base import AttentionBackend, BatchLayout, KVCache, without_spans
@@ -145,6 +145,7 @@ class NativeContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
@@ -163,6 +164,7 @@ class NativeContext:
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
             softcap=softcap,
             sinks=sinks,
+            alibi=alibi,
             key_scales=key_scales,
             value_scales=value_scales,
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import AttentionContext
+from mmdeploy_llm.forward import Alibi, AttentionContext
 from mmdeploy_llm.kernels import AttentionKernels, VisibleKeys
 
 from .base import AttentionBackend, BatchLayout, KVCache
@@ -56,11 +56,13 @@ class PackedContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Returns attention of `q` [T, H, D] over `k`, `v` [T, K, D] as [T, H, D]; see
         forward.AttentionContext. window: a token attends to window // 2 tokens on each side."""
         assert k is not None, "no layer has the keys of another"
         assert v is not None, "no layer has the values of another"
+        assert alibi is None, "biases by the index of a key alone are of causal attention"
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         if self._kernels is not None and self._kernels.can_attend(q, k, v):
             visible = self._for_window(window)

@@ -7,14 +7,14 @@ L context length, counted from the first block inside the window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import AttentionContext, SequenceRows
+from mmdeploy_llm.forward import Alibi, AttentionContext, SequenceRows
 
 from .base import AttentionBackend, BatchLayout, KVCache, without_spans
 from .int4 import Int4Context
@@ -48,18 +48,26 @@ class ReferenceAttention(AttentionBackend):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeGroup:
     """Decode sequences whose contexts are gathered together. rows: [B], their rows of the step.
-    tables: [B, M], their blocks. mask: [B, 1, 1, L], the visible keys."""
+    tables: [B, M], their blocks. mask: [B, 1, 1, L], the visible keys.
+    first: [B, 1], the index of the first key."""
 
     rows: Tensor
     tables: Tensor
     mask: Tensor
+    first: Tensor
     length: int
+
+    def biases(self, alibi: Alibi, num_kv_heads: int) -> Tensor:
+        """Returns the biases of the keys, [B, K, G, L]."""
+        own = alibi.biases(self.first + torch.arange(self.length, device=self.first.device))
+        return own.unflatten(0, (num_kv_heads, -1)).permute(2, 0, 1, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
     """One prefill chunk, rows start .. end of the step. is_own: the first chunk of its sequence,
-    which is its own context. mask: [n, L]; None when attention is causal over its own tokens."""
+    which is its own context. mask: [n, L]; None when attention is causal over its own tokens.
+    first: the index of the first key."""
 
     start: int
     end: int
@@ -67,6 +75,12 @@ class _Chunk:
     table: Tensor
     mask: Tensor | None
     is_own: bool
+    first: int
+
+    def biases(self, alibi: Alibi, num_kv_heads: int) -> Tensor:
+        """Returns the biases of the keys, [K, G, 1, L]."""
+        own = alibi.biases(self.first + torch.arange(self.length, device=self.table.device))
+        return own.view(num_kv_heads, -1, 1, self.length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +139,20 @@ def _group(
     tokens = torch.arange(length, device=device)
     mask = tokens < own
     tables = layout.block_tables[indices]
+    first = torch.tensor([skipped[row] for row in rows], device=device)[:, None]
     if window is None:
         tables = tables[:, :num_blocks]
     else:
         mask = mask & (tokens >= own - window)
-        first = torch.tensor([skipped[row] for row in rows], device=device)[:, None]
         blocks = first + torch.arange(num_blocks, device=device)
         tables = tables.gather(1, blocks.clamp(max=tables.shape[1] - 1))
-    return _DecodeGroup(rows=indices, tables=tables, mask=mask[:, None, None, :], length=length)
+    return _DecodeGroup(
+        rows=indices,
+        tables=tables,
+        mask=mask[:, None, None, :],
+        first=first * block_size,
+        length=length,
+    )
 
 
 def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_Chunk, ...]:
@@ -159,6 +179,7 @@ def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_
                 table=layout.block_tables[row, base // block_size : -(-end // block_size)],
                 mask=mask if mask is None else mask.to(layout.slots.device),
                 is_own=is_own,
+                first=base,
             )
         )
     return tuple(chunks)
@@ -198,6 +219,7 @@ class ReferenceContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
@@ -206,18 +228,20 @@ class ReferenceContext:
             write_plain(k, v, keys, values, self._layout)
         calls = self._for_window(window)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        scores = Scores(scale=scale, softcap=softcap, sinks=sinks)
+        scores, heads = Scores(scale=scale, softcap=softcap, sinks=sinks), keys.shape[2]
         out = q.new_empty(*q.shape[:-1], values.shape[-1])
         for group in calls.groups:
-            out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
+            own = scores if alibi is None else replace(scores, biases=group.biases(alibi, heads))
+            out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, own))
         for chunk in calls.chunks:
-            own = slice(chunk.start, chunk.end)
+            rows = slice(chunk.start, chunk.end)
+            own = scores if alibi is None else replace(scores, biases=chunk.biases(alibi, heads))
             if chunk.is_own and k is not None and v is not None:
-                context_k, context_v = k[own], v[own]
+                context_k, context_v = k[rows], v[rows]
             else:
                 context_k = _gather(keys, chunk.table, chunk.length).to(q.dtype)
                 context_v = _gather(values, chunk.table, chunk.length).to(q.dtype)
-            out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
+            out[rows] = _attend_chunk(q[rows], context_k, context_v, chunk.mask, own)
         return out
 
     def causal(self) -> AttentionContext:

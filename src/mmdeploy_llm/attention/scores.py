@@ -11,11 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Scales and caps attention scores; see forward.AttentionContext."""
+    """Scales and caps attention scores; see forward.AttentionContext. biases: added to the scores
+    [..., n, L] then, of their shape or one that is expanded to it."""
 
     scale: float
     softcap: float | None
     sinks: Tensor | None = None
+    biases: Tensor | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False
@@ -23,14 +25,16 @@ class Scores:
         """Returns attention of `q` [..., n, D] over `k`, `v` [..., L, D], [..., n, D]. mask: [n, L]
         or alike, True for visible keys. is_causal: without a mask, and n = L. The sinks have been
         viewed to the shape of the scores [..., n, L], or one that is expanded to it."""
-        if self.softcap is None and self.sinks is None:
+        if self.softcap is None and self.sinks is None and self.biases is None:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
             )
-        # torch's own attention has neither a softcap nor sinks.
+        # torch's own attention has neither a softcap nor sinks, and rounds biases.
         scores = q.float() @ k.float().transpose(-1, -2) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
+        if self.biases is not None:
+            scores = scores + self.biases
         if mask is None and is_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         if mask is not None:

@@ -39,6 +39,7 @@ LACKS = MappingProxyType(
         "windows": "cannot compute attention with a window, which the model has",
         "softcaps": "cannot cap attention scores, which the model does",
         "sinks": "cannot compute attention sinks, which the model has",
+        "alibi": "cannot add linear biases of positions (ALiBi), which the model has",
         "sequences": "does not run a model that computes attention itself, as this one does",
     }
 )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import AttentionContext, QKRotary
+from mmdeploy_llm.forward import Alibi, AttentionContext, QKRotary
 from mmdeploy_llm.transfer import to_device
 
 from . import libraries
 from .base import BatchLayout, KVCache, without_spans
 from .layouts import lengths_of, positions_of, visible_ranges
-from .varlen import Call, Options, VarlenBackend
+from .varlen import Call, Options, VarlenBackend, refuse_alibi
 from .writing import write_by_kernel
 
 if TYPE_CHECKING:
@@ -89,10 +89,12 @@ class TritonContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.RotaryAttention."""
+        refuse_alibi(layer, alibi, self._backend.name)
         paged, gpu = self._backend.paged, self._backend.gpu
         pages = self._pages(layer)
         if k is not None and v is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import AttentionContext, QKRotary
+from mmdeploy_llm.forward import Alibi, AttentionContext, QKRotary
 from mmdeploy_llm.transfer import to_device
 
 from .base import AttentionBackend, BatchLayout, KVCache, without_spans
@@ -63,6 +63,7 @@ class Options:
     left: int | None
     softcap: float | None
     sinks: Tensor | None = None
+    alibi: Alibi | None = None
 
     def window(self, call: Call, unbounded: int | None) -> tuple[int | None, int | None]:
         """Returns the numbers of keys to the left and to the right of its own that a row attends
@@ -98,6 +99,7 @@ class VarlenBackend(AttentionBackend):
                 f"layer {layer} has attention sinks, which {self.name} cannot compute; use "
                 "attention_backend='triton' or 'reference'"
             )
+        refuse_alibi(layer, options.alibi, self.name)
 
 
 class VarlenContext:
@@ -124,6 +126,7 @@ class VarlenContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
@@ -137,6 +140,7 @@ class VarlenContext:
             left=None if window is None else window - 1,
             softcap=softcap,
             sinks=sinks,
+            alibi=alibi,
         )
         self._check(layer, window, options)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
@@ -176,6 +180,16 @@ class VarlenContext:
                 "use attention_backend='triton' or 'reference'"
             )
         self._backend.check(layer, options)
+
+
+def refuse_alibi(layer: int, alibi: Alibi | None, name: str) -> None:
+    """Raises ModelNotSupportedError for biases, which no backend on CUDA computes but plain
+    torch."""
+    if alibi is not None:
+        raise ModelNotSupportedError(
+            f"layer {layer} has linear biases of positions (ALiBi), which {name} cannot compute; "
+            "use attention_backend='reference'"
+        )
 
 
 def calls_of(layout: BatchLayout) -> tuple[Call | None, Call | None]:

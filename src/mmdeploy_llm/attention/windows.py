@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import PluginError
 from mmdeploy_llm.forward import (
+    Alibi,
     AttentionContext,
     FixedAttention,
     QKRotary,
@@ -88,12 +89,14 @@ class WindowContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """See forward.RotaryAttention. Raises PluginError for a window that is longer than that of
         the layer's cache."""
         context = self._of(layer, window)
         options: Any = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        options |= {} if alibi is None else {"alibi": alibi}  # which few backends take
         if rotary is None:
             return context.attend(layer, q, k, v, **options)
         assert isinstance(context, RotaryAttention), "can_rotate says so"

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmdeploy_llm.attention import int4
 from mmdeploy_llm.attention.base import NO_SLOT, KVCache
 from mmdeploy_llm.attention.layouts import decode_layout
-from mmdeploy_llm.forward import SequenceAttention, SideBySideAttention
+from mmdeploy_llm.forward import Alibi, SequenceAttention, SideBySideAttention
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, demand
 
 from .cases import Shape, Step, random_shape, split
@@ -87,6 +87,18 @@ def sinks_are_computed_or_refused(subject: BackendSubject) -> None:
             subject.refuses(step, "sinks", "sinks", sinks=sinks)
             return
         subject.computes(step, "a sink is one more score, neither scaled nor capped", sinks=sinks)
+
+
+def alibi_is_computed(subject: BackendSubject) -> None:
+    """A bias for each key is added to the scores, rounded as the model says."""
+    if not subject.spec.alibi:
+        raise CheckSkipped("the spec does not declare `alibi`; no model with it is asked")
+    for step in each_step(subject):
+        slopes = 1.6 ** -torch.arange(1.0, step.q.shape[1] + 1, device=step.q.device)
+        for dtype, window in ((None, None), (torch.bfloat16, 6)):
+            alibi = Alibi(slopes=slopes, factor=0.7, dtype=dtype)
+            advice = "add factor * (slope * index of the key) to the scaled scores"
+            subject.computes(step, advice, alibi=alibi, window=window)
 
 
 def media_see_both_ways_or_are_refused(subject: BackendSubject) -> None:
@@ -345,6 +357,7 @@ CHECKS: tuple[Check, ...] = (
     windows_are_computed_or_refused,
     softcaps_are_computed_or_refused,
     sinks_are_computed_or_refused,
+    alibi_is_computed,
     media_see_both_ways_or_are_refused,
     stores_keys_and_values_in_place,
     reads_what_another_layer_stored,

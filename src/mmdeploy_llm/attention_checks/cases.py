@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
+from mmdeploy_llm.forward import Alibi
 
 GARBAGE = 7.0  # in places that belong to no token of the step
 # Rounding of queries, keys, values and weights.
@@ -79,6 +80,7 @@ def plain(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    alibi: Alibi | None = None,
     spans: Sequence[tuple[int, int]] = (),
 ) -> Tensor:
     """Returns attention of the last tokens q [n, H, D] of a sequence with keys and values k, v
@@ -91,6 +93,8 @@ def plain(
         scores = softcap * (scores / softcap).tanh()
     queries = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
     keys = torch.arange(len(k), device=q.device)[None]
+    if alibi is not None:
+        scores = scores + alibi.biases(keys)
     mask = keys <= queries
     if window is not None:
         mask = mask & (keys > queries - window)

@@ -312,9 +312,11 @@ class AttentionTask {
             std::memset(weights, 0, columns * sizeof(Left<T>));
             return;
         }
+        const float slope = args_.slopes == nullptr ? 0.0f : args_.slopes[head_of(row)];
+        const Bias bias{slope, args_.bias_factor, args_.rounds_biases != 0};
         const float correction =
-            weigh_row<T>(own_.scores + place * columns, from, to, columns, scaling_,
-                      own_.softmax[row], weights);
+            weigh_row<T>(own_.scores + place * columns, from, to, columns, scaling_, bias, first,
+                         own_.softmax[row], weights);
         if (correction == 1.0f) return;
         float* out = own_.out + row * columns_;
 #pragma omp simd

@@ -259,6 +259,7 @@ struct Attend {
     const void* key_scales;       // of int8 [blocks][block_size][num_kv_heads] floats, else int4.h
     const void* value_scales;     // the same
     const float* sinks;           // [num_heads]; optional
+    const float* slopes;          // [num_heads]; optional, see softmax.h
     void* out;                    // [tokens][num_heads][head_dim]
     const int32_t* block_tables;  // [sequences][table_stride]; null: keys are contiguous
     int64_t table_stride;
@@ -272,6 +273,8 @@ struct Attend {
     int64_t head_dim;
     float scale;
     float softcap;  // 0 is none
+    float bias_factor;
+    int32_t rounds_biases;  // whether to bf16
     int32_t num_threads;
 };
 

@@ -48,6 +48,29 @@ inline void scale_keys(float* scores, int64_t from, int64_t to, const Scaling& s
     for (int64_t c = from; c < to; ++c) scores[c] *= scaling.key_scales[c];
 }
 
+// Linear biases of one row (ALiBi): factor * (slope * index of the key in its sequence), the product
+// rounded to bf16 if `rounds`. slope: 0 is none.
+struct Bias {
+    float slope;
+    float factor;
+    bool rounds;
+};
+
+// scores = scores * scale + biases of the keys first, first + 1, ... `columns` is a multiple of LANES:
+// each score is computed by the same instructions, wherever its tile begins.
+inline void add_bias(float* scores, int64_t columns, int64_t first, float scale, const Bias& bias) {
+    for (int64_t c = 0; c < columns; c += LANES) {
+        alignas(64) float biases[LANES];
+        for (int64_t lane = 0; lane < LANES; ++lane) {
+            const float own = bias.slope * float(first + c + lane);
+            biases[lane] = bias.rounds ? rounded<bf16>(own) : own;
+        }
+        const Floats own = load_lanes<Floats>(biases) * all_lanes(bias.factor);
+        const Floats before = load_lanes<Floats>(scores + c);
+        store_lanes(scores + c, multiply_add(before, all_lanes(scale), own));
+    }
+}
+
 // Returns 2^x for x <= 0; 0 below -150, NaN for NaN. Uses a minimax polynomial on [-1/2, 1/2], with a
 // relative error of 3e-6 for bf16 and 1e-7 for float.
 template <typename T>
@@ -128,14 +151,20 @@ inline float weigh_lanes(const float* scores, int64_t from, int64_t to, int64_t 
 
 // Computes weights = exp(scaled scores - maximum) of one row over `columns` keys (a multiple of
 // 32), 0 for keys outside from .. to, which holds at least one. Returns the factor by which the
-// row's earlier sums of weighted values must be multiplied. scale >= 0.
+// row's earlier sums of weighted values must be multiplied. scale >= 0. first: the index of the first
+// key in its sequence, which `bias` needs.
 template <typename T>
 inline float weigh_row(float* scores, int64_t from, int64_t to, int64_t columns,
-                       const Scaling& scaling, RunningSoftmax& row, Left<T>* weights) {
+                       const Scaling& scaling, const Bias& bias, int64_t first,
+                       RunningSoftmax& row, Left<T>* weights) {
     scale_keys(scores, from, to, scaling);
     float scale = scaling.scale;
     if (scaling.softcap != 0.0f) {
         soften(scores + from, to - from, scale, scaling.softcap);
+        scale = 1.0f;
+    }
+    if (bias.slope != 0.0f) {
+        add_bias(scores, columns, first, scale, bias);
         scale = 1.0f;
     }
     const bool is_whole = from == 0 && to == columns;

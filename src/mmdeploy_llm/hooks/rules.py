@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from types import MappingProxyType
 
 from mmdeploy_llm.messages import MEDIA_KIND
@@ -30,7 +31,7 @@ TP_KINDS = (
 )
 DTYPES = ("bfloat16", "float16", "float32")
 CACHE_DTYPES = (*DTYPES, "int8", "int4", "float8_e4m3fn")
-ATTENTION_FEATURES = ("windows", "softcaps", "sinks", "media_spans", "sequences", "deterministic")
+ATTENTION_FEATURES = tuple(own.name for own in fields(AttentionBackendSpec) if own.type == "bool")
 
 _ANY = re.compile(r"(?s).*")
 _SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from mmdeploy_llm.forward import Alibi
     from mmdeploy_llm.hooks import PixelKernels
 
     from .coded import CodedWeight, CodeLayout
@@ -139,12 +140,13 @@ class AttentionKernels(Protocol):
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> Tensor:
         """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
         same dtype (or with scales, as attention.base.KVCache has them), or [T, K, D]. softcap,
-        sinks: see forward.AttentionContext."""
+        sinks, alibi: see forward.AttentionContext. The biases' dtype is None or bf16."""
 
 
 class ExpertKernels(Protocol):

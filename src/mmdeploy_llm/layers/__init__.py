@@ -18,7 +18,7 @@ from mmdeploy_llm.state_layers.short_conv import GatedShortConv
 from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
-from .decoder_config import DecoderConfig
+from .decoder_config import AlibiConfig, DecoderConfig
 from .from_config import (
     layer_rotaries,
     layer_windows,
@@ -58,6 +58,7 @@ from .vision import (
 __all__ = [
     "MLP",
     "Activation",
+    "AlibiConfig",
     "Attention",
     "CausalLM",
     "Decoder",

@@ -31,6 +31,7 @@ from mmdeploy_llm.basic_layers.rotary import NoRope, Rope, Rotary
 from mmdeploy_llm.basic_layers.softcap import Softcap
 from mmdeploy_llm.caches import LayerCache
 from mmdeploy_llm.forward import (
+    Alibi,
     AttentionContext,
     ForwardInputs,
     RotaryAttention,
@@ -65,7 +66,8 @@ class DecoderStep:
 class Attention(nn.Module):
     """Grouped-query attention over the cached tokens of `step.attn`."""
 
-    fp32_parameters = head_values = ("sinks",)  # head_values: with one value for each query head
+    fp32_parameters = ("sinks",)
+    head_values = ("sinks", "slopes")  # with one value for each query head
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
 
@@ -95,6 +97,19 @@ class Attention(nn.Module):
             self.q_norm = config.new_norm(config.head_dim)
             self.k_norm = config.new_norm(config.head_dim)
         self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None
+        self.alibi = config.alibi
+        self.slopes = None if config.alibi is None else config.alibi.slopes
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Makes the tensor of the slopes, if there are some."""
+        if self.alibi is not None:
+            rounds = {"bfloat16": torch.bfloat16, "model": self.qkv_proj.weight.dtype}
+            biases = Alibi(
+                slopes=torch.tensor(self.slopes, dtype=torch.float32, device=device),
+                factor=self.alibi.factor,
+                dtype=None if self.alibi.rounds is None else rounds[self.alibi.rounds],
+            )
+            self._options = {**self._options, "alibi": biases}
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -244,6 +259,11 @@ class Decoder(KernelLayer):
         self.rotary = Rotary(config.rotary)
         self.local_rotary = None if config.local_rotary is None else Rotary(config.local_rotary)
         self.embed_scale = config.embed_scale
+        self.embed_positions = self.embed_norm = None
+        if config.num_positions:
+            self.embed_positions = Embedding(config.num_positions, config.hidden_size)
+        if config.has_embed_norm:
+            self.embed_norm = config.new_residual_norm()
 
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
@@ -270,6 +290,10 @@ class Decoder(KernelLayer):
         embeds: Tensor = self.embed_tokens(inputs.token_ids)
         if self.embed_scale != 1:
             embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
+        if self.embed_positions is not None:
+            embeds = added(embeds, self.embed_positions(inputs.positions), self.kernels)
+        if self.embed_norm is not None:
+            embeds = self.embed_norm(embeds)
         return inputs.merge_media(embeds)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
@@ -318,7 +342,7 @@ class CausalLM(MappedWeights, nn.Module):
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
-        self.has_sinks = config.has_sinks
+        self.has_sinks, self.has_alibi = config.has_sinks, config.alibi is not None
         self.has_softcaps = config.score_softcap is not None
         if config.windows is not None and any(config.windows):
             self.cache: Sequence[LayerCache] = config.caches

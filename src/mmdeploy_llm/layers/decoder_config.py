@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mmdeploy_llm.basic_layers.mlp import AnyActivation
 from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm, ZeroCenteredRMSNorm
@@ -15,6 +16,18 @@ from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.caches import PagedKV
 
 from .moe import MoEConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlibiConfig:
+    """Linear biases of positions: factor * (slope * index of the key), for each query head.
+
+    rounds: whether the product is rounded to bf16, or to the model's dtype; None: neither.
+    """
+
+    slopes: tuple[float, ...]
+    factor: float = 1.0
+    rounds: Literal["bfloat16", "model"] | None = None
 
 
 def about(meaning: str, *keys: str) -> Mapping[str, str | tuple[str, ...]]:
@@ -158,6 +171,7 @@ class DecoderConfig:
             "hidden_activation",
             "hidden_act",
             "activation_function",
+            "activation",
         ),
     )
     windows: tuple[int | None, ...] | None = field(
@@ -183,6 +197,20 @@ class DecoderConfig:
             "no_rope_layers",
             "no_rope_layer_interval",
         ),
+    )
+    alibi: AlibiConfig | None = field(
+        default=None,
+        metadata=about(
+            "linear biases of attention scores by the key's position, with nope_layers for all"
+        ),
+    )
+    num_positions: int = field(
+        default=0,
+        metadata=about("rows of a learned embedding of positions (embed_positions); 0: none"),
+    )
+    has_embed_norm: bool = field(
+        default=False,
+        metadata=about("a norm of the embeddings (embed_norm)"),
     )
     embed_scale: float = field(
         default=1.0,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.caches import SharedKV, State, layer_caches
-from mmdeploy_llm.forward import ForwardInputs, SequenceRows
+from mmdeploy_llm.forward import Alibi, ForwardInputs, SequenceRows
 from mmdeploy_llm.plugin_objects.model import cross_of
 from mmdeploy_llm.request import MediaSpan
 
@@ -94,6 +94,7 @@ class DenseContext:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
         out, start = [], 0
@@ -107,7 +108,8 @@ class DenseContext:
                 is_visible = _around(count, window)
             else:
                 is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
-            out.append(_attend(q[rows], keys, values, is_visible, scale, softcap, sinks))
+            biases = None if alibi is None else alibi.biases(torch.arange(len(keys)))
+            out.append(_attend(q[rows], keys, values, is_visible, scale, softcap, sinks, biases))
         return torch.cat(out)
 
     @property
@@ -169,6 +171,7 @@ def _attend(
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,
+    biases: Tensor | None,
 ) -> Tensor:
     """Attends from `q` [n, H, D] to `k`, `v` [L, K, D] with the mask [n, L]."""
     repeats = q.shape[1] // k.shape[1]
@@ -177,6 +180,8 @@ def _attend(
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if biases is not None:
+        scores = scores + biases[:, None]
     scores = scores.masked_fill(~is_visible.to(q.device), -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), -1)

@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.forward import Alibi
 from mmdeploy_llm.kernels import ActivationName, VisibleKeys
 from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
@@ -316,6 +317,7 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         scale: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> Tensor:
@@ -333,6 +335,7 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
             key_scales=key_scales,
             value_scales=value_scales,
             sinks=sinks,
+            slopes=None if alibi is None else alibi.slopes,
             out=out,
             block_tables=tables,
             table_stride=0 if tables is None else tables.stride(0),
@@ -346,6 +349,8 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
             head_dim=q.shape[2],
             scale=scale,
             softcap=softcap or 0.0,
+            bias_factor=0.0 if alibi is None else alibi.factor,
+            rounds_biases=alibi is not None and alibi.dtype is torch.bfloat16,
         )
         return out
 

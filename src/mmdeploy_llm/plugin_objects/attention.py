@@ -33,7 +33,7 @@ class AttentionBackendSpec:
     block_multiple: block sizes of the cache are multiples of this. block_size: the default.
     min_capability, below_capability: the lowest compute capability of a card, and the first that is
         too new; None: no bound.
-    windows, softcaps, sinks: whether `attend` takes these options.
+    windows, softcaps, sinks, alibi: whether `attend` takes these options.
     media_spans: whether tokens of a media item may attend to each other in both directions.
     sequences: whether its contexts are a forward.SequenceAttention too.
     deterministic: whether a row of its results is the same bits whatever else is in the batch.
@@ -59,6 +59,7 @@ class AttentionBackendSpec:
     windows: bool = False
     softcaps: bool = False
     sinks: bool = False
+    alibi: bool = False
     media_spans: bool = False
     sequences: bool = False
     deterministic: bool = False

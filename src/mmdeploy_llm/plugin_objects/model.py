@@ -26,7 +26,8 @@ class Model(Protocol):
         returns the keys and values of an item, `CrossKV.shape(num_tokens)`, and layers read them by
         `inputs.cross`; see also `ModelSpec.encoder`.
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
-    has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
+    has_sinks, has_alibi: True where its attention has sinks, or linear biases; see
+        `forward.AttentionContext.attend`.
     has_softcaps: True where it caps attention scores, likewise.
     positions_of(token_ids, media): called in place of `positions` for each prompt with media, where
         the model counts from the tokens between them.

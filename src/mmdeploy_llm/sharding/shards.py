@@ -213,8 +213,11 @@ def _heads(division: _Division, path: str) -> None:
     ranges = [division.heads_of(n, max(n // num_heads, least), num_heads) for n in sizes]
     _hold_rows(division, path, ranges)
     for name in getattr(module, "head_values", ()):
-        if getattr(module, name, None) is not None:
-            division.hold(parent, name, 0, (division.heads_of(num_heads, 1, num_heads),))
+        values, own = getattr(module, name, None), division.heads_of(num_heads, 1, num_heads)
+        if isinstance(values, tuple):
+            setattr(module, name, values[slice(*own)])
+        elif values is not None:
+            division.hold(parent, name, 0, (own,))
 
 
 def _state_heads(division: _Division, path: str) -> None:

@@ -110,6 +110,7 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
         windows=longest_window(model) is not None,
         softcaps=bool(getattr(model, "has_softcaps", False)),
         sinks=bool(getattr(model, "has_sinks", False)),
+        alibi=bool(getattr(model, "has_alibi", False)),
         sequences=attends_itself,
     )
     host, plugins = attention_host(loaded.machine), loaded.files.plugins

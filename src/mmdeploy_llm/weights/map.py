@@ -54,19 +54,24 @@ class Target:
     transpose: bool | None = False
 
 
-def fused_head_targets(name: str, num_heads: int, head_dim: int) -> tuple[Target, ...]:
-    """Returns the targets of a matrix, or bias, that stores query, key and value of each head in
-    turn [heads, 3, head_dim], in the parameter `name` of a qkv_proj, where all queries
-    come first, then all keys."""
+def fused_head_targets(
+    name: str, num_heads: int, head_dim: int, group: int = 1
+) -> tuple[Target, ...]:
+    """Returns the targets of a matrix, or bias, that stores the queries, the key and the value of
+    each key head in turn [heads, group + 2, head_dim], in the parameter `name` of a qkv_proj, where
+    all queries come first, then all keys. group: query heads of a key head."""
 
-    def rows(start: int) -> slice:
-        return slice(start * head_dim, (start + 1) * head_dim)
+    def rows(start: int, count: int = 1) -> slice:
+        return slice(start * head_dim, (start + count) * head_dim)
 
-    pairs = ((part, head) for part in range(3) for head in range(num_heads))
-    return tuple(
-        Target(name=name, rows=rows(part * num_heads + head), source=rows(3 * head + part))
-        for part, head in pairs
-    )
+    targets, queries = [], num_heads * group
+    for head in range(num_heads):
+        first = head * (group + 2)
+        targets.append(Target(name=name, rows=rows(head * group, group), source=rows(first, group)))
+        for part in range(2):
+            to = rows(queries + part * num_heads + head)
+            targets.append(Target(name=name, rows=to, source=rows(first + group + part)))
+    return tuple(targets)
 
 
 class WeightMap:

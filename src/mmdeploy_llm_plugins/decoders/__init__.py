@@ -10,12 +10,16 @@ PRIORITY = -500  # below plugins made for one of these classes, above transforme
 # model_type -> transformers' class.
 CLASSES = {
     "arcee": "ArceeForCausalLM",
+    "bloom": "BloomForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "helium": "HeliumForCausalLM",
     "ministral": "MinistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "mpt": "MptForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from mmdeploy_llm.layers import MoEConfig
 
-Rename = tuple[str, str]
-Options = Mapping[str, Any]
+from .family import Family, Options, Rename
+from .older import BLOOM, FALCON, GPT_NEO, MPT
 
 PLAIN_MLP: Sequence[Rename] = ((r"\.up_proj\.", ".fc1."), (r"\.down_proj\.", ".fc2."))
 NORMS_AFTER: Sequence[Rename] = (
     (r"\.post_attention_layernorm\.", ".post_self_attn_layernorm."),
     (r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),
 )
-
-
-def _nothing(config: Any) -> Options:
-    del config
-    return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One family.
-
-    options: fields of DecoderConfig that differ from what standard_decoder reads.
-    more: those that depend on the config.
-    own: keys of the config that `more` reads.
-    is_interleaved: whether rotary pairs are neighbours.
-    has_fused_heads: whether query, key and value of each head lie in turn in one matrix.
-    renames, ignored: of weights; see WeightMap.
-    """
-
-    options: Options = field(default_factory=dict)
-    more: Callable[[Any], Options] = _nothing
-    own: Sequence[str] = ()
-    is_interleaved: bool = False
-    has_fused_heads: bool = False
-    renames: Sequence[Rename] = ()
-    ignored: Sequence[str] = ()
 
 
 def _all_but_windows(config: Any) -> Options:
@@ -76,8 +49,11 @@ OLMO2 = Family(options={**AFTER, "has_full_qk_norm": True}, renames=NORMS_AFTER)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "arcee": Family(options={"has_gate": False}, renames=PLAIN_MLP),
+        "bloom": BLOOM,
         "cohere2": Family(options=COHERE, more=_all_but_windows, is_interleaved=True),
         "exaone4": Family(options={**AFTER, "qk_norm": True}, more=_exaone4, renames=NORMS_AFTER),
+        "falcon": FALCON,
+        "gpt_neo": GPT_NEO,
         "gpt_neox": Family(
             options={"mlp_bias": True, "has_gate": False},
             more=lambda config: {"has_mlp_norm": config.use_parallel_residual},
@@ -107,6 +83,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 (r"\.w3\.", ".up_proj."),
             ),
         ),
+        "mpt": MPT,
         "nemotron": Family(
             options={
                 "zero_centered_norms": True,

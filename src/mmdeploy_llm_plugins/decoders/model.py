@@ -10,7 +10,8 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
 from mmdeploy_llm.weights.map import Target, WeightMap, fused_head_targets
 
-from .families import FAMILIES, Family
+from .families import FAMILIES
+from .family import Family
 
 
 def new_model(config: Any) -> StandardModel:
@@ -30,8 +31,11 @@ def decoder_config(family: Family, config: Any) -> DecoderConfig:
     adapters that the checkpoint's config brings."""
     if getattr(config, "has_lora_adapter", False):
         raise ModelNotSupportedError("its config.json has an adapter")
-    rotary = rotary_config(config, is_interleaved=True) if family.is_interleaved else None
-    decoder = standard_decoder(config, rotary, own=family.own)
+    rotary = family.rotary(config)
+    if family.is_interleaved:
+        rotary = rotary_config(config, is_interleaved=True)
+    size = family.intermediate_size(config)
+    decoder = standard_decoder(config, rotary, intermediate_size=size, own=family.own)
     return replace(decoder, **family.options, **family.more(config))
 
 
@@ -51,4 +55,6 @@ class StandardModel(CausalLM):
         targets = super().weight_targets(key)
         if not self._has_fused_heads or not targets or ".qkv_proj." not in targets[0].name:
             return targets
-        return fused_head_targets(targets[0].name, self.num_kv_heads, self.head_dim)
+        own = self.sizes  # of all ranks together
+        group = own.num_heads // own.num_kv_heads
+        return fused_head_targets(targets[0].name, own.num_kv_heads, own.head_dim, group)

@@ -13,12 +13,21 @@ WINDOWS: dict[str, Any] = {
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 ARCEE = text_family("ArceeForCausalLM")
+BLOOM = text_family("BloomForCausalLM")
 COHERE2 = text_family("Cohere2ForCausalLM", logit_scale=0.3, **WINDOWS)
 EXAONE4 = text_family("Exaone4ForCausalLM", **WINDOWS)
+FALCON = text_family("FalconForCausalLM")
+GPT_NEO = text_family(
+    "GPTNeoForCausalLM",
+    num_layers=3,
+    attention_types=[[["local", "global", "local"], 1]],
+    window_size=7,
+)
 GPT_NEOX = text_family("GPTNeoXForCausalLM", rope_parameters=HALF)
 HELIUM = text_family("HeliumForCausalLM", head_dim=16)
 MINISTRAL = text_family("MinistralForCausalLM", head_dim=16, **WINDOWS)
 MIXTRAL = text_family("MixtralForCausalLM", num_local_experts=6, num_experts_per_tok=2)
+MPT = text_family("MptForCausalLM", n_layers=3)
 NEMOTRON = text_family("NemotronForCausalLM", head_dim=16, rope_parameters=HALF)
 OLMO2 = text_family("Olmo2ForCausalLM")
 OLMO3 = text_family("Olmo3ForCausalLM", **WINDOWS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
-from mmdeploy_llm.forward import SequenceRows
+from mmdeploy_llm.forward import Alibi, SequenceRows
 
 from . import structure
 from .probe import NUM_TOKENS, attention_of
@@ -42,10 +42,12 @@ class Whole:
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
         assert k is not None, "each layer has keys of its own"
         assert v is not None
+        assert alibi is None, "no class passes linear biases"
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         repeats = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(repeats, 1).transpose(0, 1).float() for x in (k, v))
