@@ -77,6 +77,9 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 CASES = {
     # No gate, squared ReLU.
     "arcee": ("arcee", {}),
+    # Linear biases of positions, rounded to the model's dtype; a norm of the embeddings.
+    "bloom": ("bloom", {}),
+    "bloom of six heads": ("bloom", {"seed": 1, "num_attention_heads": 6, "hidden_size": 48}),
     # Attention and MLP side by side after a LayerNorm without bias; scaled logits. Layers without a
     # window have no rotary embedding.
     "cohere2": ("cohere2", {}),
@@ -87,6 +90,35 @@ CASES = {
         "exaone4",
         {"seed": 1, "sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
+    # One key head, rotary embedding, one norm of a parallel layer.
+    "falcon": ("falcon", {}),
+    # Linear biases that are rounded to bf16, then scaled; every query head has its own key head.
+    "falcon biases of positions": (
+        "falcon",
+        {
+            "seed": 1,
+            "alibi": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "num_attention_heads": 6,
+            "hidden_size": 48,
+        },
+    ),
+    # Queries of each key head with it in turn; two norms of a parallel layer, or one.
+    "falcon new": ("falcon", {"seed": 2, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon new with one norm": (
+        "falcon",
+        {
+            "seed": 3,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "bias": True,
+        },
+    ),
+    # Learned positions, windows, scores that are not scaled.
+    "gpt_neo": ("gpt_neo", {}),
     # Query, key and value of each head in turn; two norms of a parallel layer.
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox in sequence": (
@@ -98,6 +130,9 @@ CASES = {
     "ministral": ("ministral", {}),
     # Experts that the checkpoint calls w1, w2 and w3.
     "mixtral": ("mixtral", {}),
+    # Linear biases of positions in float32; no biases else.
+    "mpt": ("mpt", {}),
+    "mpt of six heads": ("mpt", {"seed": 1, "n_heads": 6, "d_model": 48}),
     # LayerNorms that multiply by 1 + weight.
     "nemotron dense": ("nemotron", {}),
     # Norms over all heads together, and after attention and MLP.
@@ -395,6 +430,7 @@ VARIED = ("llama dynamic rope", "llama linear rope", "qwen2 windows", "qwen2 yar
 # Rows of the plugin decoders that differ by options which the others have, too.
 VARIED += ("arcee", "cohere2 biases", "exaone4 without windows", "helium", "helium biases")
 VARIED += ("ministral", "nemotron dense", "olmo2", "seed_oss", "smollm3")
+VARIED += ("bloom of six heads", "falcon new with one norm", "mpt of six heads")
 VARIED += ("gpt_neox in sequence", "starcoder2 without biases")
 
 
@@ -457,6 +493,9 @@ class TestPromisesOfVariants(Variants, ModelConformance):
     ("family", "changes", "message"),
     [
         ("ernie4_5", {"rope_parameters": YARN}, "'yarn'"),  # its rope is reordered
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "post_layernorm = True"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn = 2 of this falcon"),
+        ("mpt", {"no_bias": False}, "no_bias = False of this mpt model"),
         ("llama", {"hidden_act": "xielu"}, "'xielu' of this llama model"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 of this olmoe model"),
         (

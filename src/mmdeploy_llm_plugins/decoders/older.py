@@ -29,17 +29,18 @@ def _four_times(config: Any) -> int:
     return int(4 * config.hidden_size)
 
 
-def _slopes(num_heads: int) -> tuple[float, ...]:
+def _slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> tuple[float, ...]:
     """Returns a geometric series; where the heads are no power of two, those beyond the largest one
-    have every second slope of the series for twice as many."""
+    have every second slope of the series for twice as many. Powers are of float32, as transformers has
+    them."""
     size = 2 ** int(math.log2(num_heads))
 
     def series(count: int, powers: range) -> torch.Tensor:
-        base = torch.tensor(2.0 ** -(2.0 ** -(math.log2(count) - 3)), dtype=torch.float32)
-        return torch.pow(base, torch.tensor(powers, dtype=torch.int32))
+        base = 2.0 ** -(2.0 ** -(math.log2(count) - 3))  # models are built on the meta device
+        return torch.full((), base, device="cpu") ** torch.tensor(powers, device="cpu").int()
 
     rest = series(2 * size, range(1, 2 * (num_heads - size) + 1, 2))
-    return tuple(torch.cat([series(size, range(1, size + 1)), rest]).tolist())
+    return tuple(torch.cat([series(size, range(1, size + 1)), rest]).to(dtype).tolist())
 
 
 def _bloom(config: Any) -> Options:
@@ -69,8 +70,7 @@ def _mpt(config: Any) -> Options:
     for key, wanted in (("expansion_ratio", 4), ("logit_scale", None), ("no_bias", True)):
         _refuse(config, key, getattr(config, key), wanted)
     size = 2 ** math.ceil(math.log2(config.n_heads))
-    powers = torch.arange(1, size + 1).float() * (attention.alibi_bias_max / size)
-    slopes = (1.0 / torch.pow(2, powers)).tolist()
+    slopes = [2.0 ** -(power * attention.alibi_bias_max / size) for power in range(1, size + 1)]
     if size != config.n_heads:
         slopes = [*slopes[1::2], *slopes[::2]][: config.n_heads]
     return {
@@ -99,9 +99,9 @@ def _falcon(config: Any) -> Options:
         **dict.fromkeys(BIASES, bool(config.bias)),
     }
     if config.alibi:
-        slopes = torch.tensor(_slopes(num_heads)).bfloat16().tolist()
         scale = (config.hidden_size // num_heads) ** -0.5
-        alibi = AlibiConfig(slopes=tuple(slopes), factor=scale, rounds="bfloat16")
+        slopes = _slopes(num_heads, torch.bfloat16)
+        alibi = AlibiConfig(slopes=slopes, factor=scale, rounds="bfloat16")
         found |= {**_without_rotation(config), "alibi": alibi}
     return found
 
