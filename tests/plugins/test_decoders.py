@@ -2,6 +2,7 @@
 test_text_models.py compares each family with transformers."""
 
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -48,3 +49,23 @@ def test_the_copy_of_a_tied_head_is_not_read(tiny_folder, tiny_copy, tmp_path):
     weights["embed_out.weight"] = weights["gpt_neox.embed_in.weight"].clone()
     save_file(weights, path, {"format": "pt"})
     assert tokens_of(tmp_path) == tokens_of(tiny_folder("gpt_neox", **options))
+
+
+def test_falcon_adds_its_biases_of_positions_once(tiny_folder):
+    """They are rounded to bf16, then scaled. transformers' attention "eager", with which the kit
+    compares, adds them twice; its default adds them once, as the models were trained."""
+    shape = {"num_attention_heads": 6, "hidden_size": 48, "multi_query": False}
+    folder = tiny_folder("falcon", alibi=True, parallel_attn=False, bias=True, **shape)
+    model = transformers.FalconForCausalLM.from_pretrained(
+        folder, attn_implementation="sdpa", dtype=torch.float32
+    )
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    ids = [3 + i * 7 % 300 for i in range(400)]
+    options = {"use_warmup": False, "max_model_len": 512, "max_num_batched_tokens": 128}
+    with LLM(str(folder), dtype="float32", enable_logprob=True, **options) as llm:
+        found = llm.generate([ids], params, use_tqdm=False)[0].prompt_logprobs
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for place in range(1, 400):
+        own = wanted[place - 1, ids[place]].item()
+        assert found[place][ids[place]].logprob == pytest.approx(own, abs=1e-4)

@@ -31,8 +31,8 @@ def _four_times(config: Any) -> int:
 
 def _slopes(num_heads: int, dtype: torch.dtype = torch.float32) -> tuple[float, ...]:
     """Returns a geometric series; where the heads are no power of two, those beyond the largest one
-    have every second slope of the series for twice as many. Powers are of float32, as transformers has
-    them."""
+    have every second slope of the series for twice as many. Computed in float32, as transformers
+    does."""
     size = 2 ** int(math.log2(num_heads))
 
     def series(count: int, powers: range) -> torch.Tensor:
