@@ -12,8 +12,8 @@ from mmdeploy_llm.kernels import VisibleKeys
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_SIZE = 16
-SLOPES = 1.5 ** -torch.arange(1.0, 7)
-ROUNDED = Alibi(slopes=SLOPES, factor=0.125, dtype=torch.bfloat16)
+SLOPES = 0.02 * 1.5 ** -torch.arange(1.0, 7)
+ROUNDED = Alibi(slopes=SLOPES, factor=0.7, dtype=torch.bfloat16)
 
 
 def values(*shape, dtype, seed=0):

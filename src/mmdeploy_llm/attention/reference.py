@@ -60,7 +60,7 @@ class _DecodeGroup:
     def biases(self, alibi: Alibi, num_kv_heads: int) -> Tensor:
         """Returns the biases of the keys, [B, K, G, L]."""
         own = alibi.biases(self.first + torch.arange(self.length, device=self.first.device))
-        return own.unflatten(0, (num_kv_heads, -1)).permute(2, 0, 1, 3)
+        return own.view(num_kv_heads, -1, *own.shape[1:]).permute(2, 0, 1, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

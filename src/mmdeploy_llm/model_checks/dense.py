@@ -248,7 +248,7 @@ class DenseCross:
             keys, values = torch.cat(own, 2)[layer]
             seen = _seen(sequence, count)
             seen |= ~seen.any(1, keepdim=True)
-            out.append(_attend(rows, keys, values, seen, scale, None, None))
+            out.append(_attend(rows, keys, values, seen, scale, None, None, None))
         return torch.cat(out)
 
     def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:

@@ -59,16 +59,13 @@ def _refuse(config: Any, key: str, found: object, wanted: object) -> None:
 def _mpt(config: Any) -> Options:
     """transformers' model reads neither the biases of a bias-free model nor another attention."""
     attention = config.attn_config
-    for key, wanted in (
-        ("alibi", True),
-        ("clip_qkv", None),
-        ("qk_ln", False),
-        ("prefix_lm", False),
-        ("attn_type", "multihead_attention"),
-    ):
-        _refuse(config, f"attn_config.{key}", getattr(attention, key), wanted)
-    for key, wanted in (("expansion_ratio", 4), ("logit_scale", None), ("no_bias", True)):
-        _refuse(config, key, getattr(config, key), wanted)
+    for key in ("clip_qkv", "qk_ln", "prefix_lm"):
+        _refuse(config, f"attn_config.{key}", getattr(attention, key) or None, None)
+    _refuse(config, "attn_config.alibi", attention.alibi, True)
+    _refuse(config, "attn_config.attn_type", attention.attn_type, "multihead_attention")
+    _refuse(config, "expansion_ratio", config.expansion_ratio, 4)
+    _refuse(config, "logit_scale", config.logit_scale, None)
+    _refuse(config, "no_bias", config.no_bias, True)
     size = 2 ** math.ceil(math.log2(config.n_heads))
     slopes = [2.0 ** -(power * attention.alibi_bias_max / size) for power in range(1, size + 1)]
     if size != config.n_heads:
