@@ -63,15 +63,20 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
-        return self._norm(x, weight, eps, residual, is_centred=False)
+        return self._norm(x, weight, eps, residual, None)
 
     def centred_norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        residual: Tensor | None = None,
+        centre: float = 1.0,
     ) -> Tensor:
-        return self._norm(x, weight, eps, residual, is_centred=True)
+        return self._norm(x, weight, eps, residual, centre)
 
     def _norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, *, is_centred: bool
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, centre: float | None
     ) -> Tensor:
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.rms_norm(
@@ -84,7 +89,7 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
             rows=x.shape[0],
             size=x.shape[1],
             eps=eps,
-            is_centred=is_centred,
+            centre=_centre(centre),
         )
         return out
 
@@ -243,19 +248,21 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         is_interleaved: bool,
     ) -> None:
         for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
-            self.norm_heads(heads, weight, eps, is_centred=False)
+            self.norm_heads(heads, weight, eps)
         self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
 
-    def norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
-        self._norm_heads(x, weight, x, eps, is_centred=is_centred)
+    def norm_heads(
+        self, x: Tensor, weight: Tensor, eps: float, centre: float | None = None
+    ) -> None:
+        self._norm_heads(x, weight, x, eps, centre)
 
     def normed_heads(self, x: Tensor, eps: float) -> Tensor:
         out = self._empty(x.shape, dtype=x.dtype)
-        self._norm_heads(x, None, out, eps, is_centred=False)
+        self._norm_heads(x, None, out, eps, None)
         return out
 
     def _norm_heads(
-        self, x: Tensor, weight: Tensor | None, out: Tensor, eps: float, *, is_centred: bool
+        self, x: Tensor, weight: Tensor | None, out: Tensor, eps: float, centre: float | None
     ) -> None:
         self._library.norm_heads(
             dtype=x.dtype,
@@ -270,11 +277,17 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
             rows=x.shape[0],
             size=x.shape[2],
             eps=eps,
-            is_centred=is_centred,
+            centre=_centre(centre),
         )
 
     def add_norm(
-        self, x: Tensor, weight: Tensor, eps: float, to: Tensor, factor: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        to: Tensor,
+        factor: Tensor | None = None,
+        centre: float | None = None,
     ) -> None:
         assert to.is_contiguous()
         self._library.add_norm(
@@ -287,6 +300,7 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
             rows=x.shape[0],
             size=x.shape[1],
             eps=eps,
+            centre=_centre(centre),
         )
 
     def write_cache(
@@ -364,6 +378,11 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         )
         if code := int(error):
             raise OSError(code, os.strerror(code))
+
+
+def _centre(centre: float | None) -> float:
+    """Returns the centre of a norm as calls.h has it."""
+    return -1.0 if centre is None else centre
 
 
 def load(
