@@ -79,11 +79,11 @@ class RMSNorm(KernelLayer):
         return self.kernels.takes(x, residual, self.weight)
 
 
-class LateRMSNorm(RMSNorm):
-    """Computes x / sqrt(mean(x ** 2) + eps) * weight over the last axis in float32, and casts only
-    the product to x's dtype: some families' norms round so, once less than RMSNorm."""
+class ZeroCenteredRMSNorm(RMSNorm):
+    """Computes x / sqrt(mean(x ** 2) + eps) * (1 + weight) over the last axis in float32, and casts
+    only the product to x's dtype."""
 
-    centre: float = 0.0
+    centre: float = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""
@@ -114,10 +114,10 @@ class LateRMSNorm(RMSNorm):
         return self.kernels.norms
 
 
-class ZeroCenteredRMSNorm(LateRMSNorm):
-    """Multiplies by 1 + weight, and casts only the product, as LateRMSNorm does."""
+class LateRMSNorm(ZeroCenteredRMSNorm):
+    """Multiplies by weight alone, and casts only the product, once less than RMSNorm."""
 
-    centre = 1.0
+    centre = 0.0
 
 
 def heads_normed(norm: RMSNorm, x: Tensor) -> Tensor:
