@@ -175,9 +175,9 @@ def select_model(
         candidates = _taking(serving, ask, refusals)
         if candidates:
             key = architectures[0] if architecture == ANY_MODEL else architecture
-            found = chooser.top(candidates, f"architecture {key!r}", key)
-            chooser.tell_refusals(key, found, refusals)
-            return found.spec
+            taken = chooser.top(candidates, f"architecture {key!r}", key)
+            chooser.tell_refusals(key, taken, refusals)
+            return taken.spec
     known = [name for item in provided for name in item.spec.architectures]
     if not architectures:
         found = "the config.json of the model names no architecture"
