@@ -15,6 +15,7 @@ from mmdeploy_llm.plugin_objects.chat_parts import (
     ChatPartSpec,
     are_keys,
 )
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.declared import HEAD
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
@@ -22,7 +23,6 @@ from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
-from .corpora import CorpusFormatSpec
 from .records import Spec
 
 TP_KINDS = (
@@ -156,6 +156,10 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reasoning": _NAME_OR_NONE,
             "tools": _NAME_OR_NONE,
             "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
+            "refuses": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
             "gguf": ('"module:TABLE" or None', lambda value: value is None or _is_factory(value)),
             "tiny": (
                 '"module:FAMILY" or None',
