@@ -1,4 +1,4 @@
-"""What a row of families.py says."""
+"""Family: the row of a family in families.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmdeploy_llm.basic_layers.rotary import RotaryConfig
+from mmdeploy_llm.layers import RotaryConfig
 
 Rename = tuple[str, str]
 Options = Mapping[str, Any]

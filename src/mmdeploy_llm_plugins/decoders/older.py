@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.layers import AlibiConfig, rotary_config
+from mmdeploy_llm.layers import AlibiConfig, RotaryConfig, rotary_config
 
 from .family import Family, Options
 
