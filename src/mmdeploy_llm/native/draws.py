@@ -53,6 +53,22 @@ class Draws(Library):
         )
         return out
 
+    def weigh(self, logits: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        sums = torch.empty(logits.shape[0], dtype=torch.float64)
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        self._library.weigh(
+            dtype=logits.dtype,
+            logits=logits,
+            stride=logits.stride(0),
+            rows=logits.shape[0],
+            size=logits.shape[1],
+            temperatures=temperature,
+            uniforms=uniforms,
+            sums=sums,
+            tokens=tokens,
+        )
+        return sums, tokens
+
     def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         self._library.cut(
             z=z,
