@@ -38,7 +38,7 @@ def shapes_of(config: Mapping[str, Any]) -> Mapping[str, tuple[int, int]]:
     found = {"k_proj": (hidden, keys), "v_proj": (hidden, keys)}
     found |= {"q_proj": (hidden, size * heads), "o_proj": (size * heads, hidden)}
     found = {f"self_attn.{name}": shape for name, shape in found.items()}
-    experts = range(config.get("num_experts") or 0)
+    experts = range(config.get("num_experts") or config.get("num_local_experts") or 0)
     inner = config["moe_intermediate_size" if experts else "intermediate_size"]
     for part in [f"mlp.experts.{expert}" for expert in experts] or ["mlp"]:
         found |= {f"{part}.{name}_proj": (hidden, inner) for name in ("gate", "up")}

@@ -1,8 +1,8 @@
 """Draws without a softmax over the vocabulary, where its rounding cannot matter.
 
     logits --weigh--> the sum of exp(z), nearly --> the shares of the largest logits, nearly
-           --> the border of top_p and the uniform number both lie far enough from the borders of
-               tokens: the token that draw.py finds; otherwise draw.py computes the softmax
+           --> the same token for all sums so near, and the uniform number far enough from its
+               borders: the token that draw.py finds; otherwise draw.py computes the softmax
 
 Most rows are sure, and a draw by top_p alone, or without a rule, then reads each logit twice and
 writes none.
@@ -50,24 +50,25 @@ def draw_surely(logits: Tensor, params: DrawParams, size: int, kernels: DrawKern
         z = (values - values[:, :1]) / temperature[rows, None]
         shares = z.double().exp_() / sums[rows, None]
         error = logits.shape[1] * SUM_ERROR + SHARE_ERROR
-        kept, is_known = _kept(shares, z, top_p[rows], error)
-        found, is_found = _inverted(shares * kept, ids, params.uniforms[rows])
-        tokens[rows] = found
-        is_open[rows] = (is_known & kept[:, -1]).numpy()
-        is_sure[rows] = (is_known & is_found).numpy() & ~is_open[rows]
+        kept = _kept(shares, z, top_p[rows], error)
+        found = [_inverted(shares * own, ids, params.uniforms[rows]) for own in kept]
+        tokens[rows] = found[0][0]
+        is_open[rows] = kept[0][:, -1].numpy()
+        is_known = found[0][1] & found[1][1] & (found[0][0] == found[1][0])
+        is_sure[rows] = is_known.numpy() & ~kept[1][:, -1].numpy()
     return SureDraw(tokens=tokens, is_sure=is_sure, is_open=is_open)
 
 
 def _kept(
     shares: Tensor, z: Tensor, top_p: NDArray[np.float64], error: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns which of the descending z [R, K] top_p keeps, [R, K] bool, and whether this is
-    sure, [R] bool. error: of the sum of any shares, as a share of it."""
+    """Returns which of the descending z [R, K] top_p keeps at least, and which at most: [R, K] bool
+    each. error: of the sum of any shares, as a share of it."""
     before = shares.cumsum(1) - shares  # of the larger values
     limit = torch.from_numpy(top_p)[:, None]
     counts = [(before * factor < limit).sum(1, keepdim=True) for factor in (1 + error, 1 - error)]
-    cutoffs = [z.gather(1, (count - 1).clamp_(min=0)) for count in counts]
-    return z >= cutoffs[0], (cutoffs[0] == cutoffs[1])[:, 0]
+    fewest, most = (z >= z.gather(1, (count - 1).clamp_(min=0)) for count in counts)
+    return fewest, most
 
 
 def _inverted(shares: Tensor, ids: Tensor, uniforms: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
