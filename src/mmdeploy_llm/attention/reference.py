@@ -7,7 +7,7 @@ L context length, counted from the first block inside the window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from mmdeploy_llm.forward import Alibi, AttentionContext, SequenceRows
 
 from .base import AttentionBackend, BatchLayout, KVCache, without_spans
+from .gathered import Calls, Chunk, DecodeGroup
 from .int4 import Int4Context
 from .scores import Scores
 from .side_by_side import Slots, stored
@@ -45,55 +46,9 @@ class ReferenceAttention(AttentionBackend):
         return ReferenceContext(layout, cache)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DecodeGroup:
-    """Decode sequences whose contexts are gathered together. rows: [B], their rows of the step.
-    tables: [B, M], their blocks. mask: [B, 1, 1, L], the visible keys.
-    first: [B, 1], the index of the first key."""
-
-    rows: Tensor
-    tables: Tensor
-    mask: Tensor
-    first: Tensor
-    length: int
-
-    def biases(self, alibi: Alibi, num_kv_heads: int) -> Tensor:
-        """Returns the biases of the keys, [B, K, G, L]."""
-        own = alibi.biases(self.first + torch.arange(self.length, device=self.first.device))
-        return own.view(num_kv_heads, -1, *own.shape[1:]).permute(2, 0, 1, 3)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    """One prefill chunk, rows start .. end of the step. is_own: the first chunk of its sequence,
-    which is its own context. mask: [n, L]; None when attention is causal over its own tokens.
-    first: the index of the first key."""
-
-    start: int
-    end: int
-    length: int
-    table: Tensor
-    mask: Tensor | None
-    is_own: bool
-    first: int
-
-    def biases(self, alibi: Alibi, num_kv_heads: int) -> Tensor:
-        """Returns the biases of the keys, [K, G, 1, L]."""
-        own = alibi.biases(self.first + torch.arange(self.length, device=self.table.device))
-        return own.view(num_kv_heads, -1, 1, self.length)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calls:
-    """The calls of torch's attention for one step, for layers of one window."""
-
-    groups: tuple[_DecodeGroup, ...]
-    chunks: tuple[_Chunk, ...]
-
-
 def _decode_groups(
     layout: BatchLayout, block_size: int, window: int | None
-) -> tuple[_DecodeGroup, ...]:
+) -> tuple[DecodeGroup, ...]:
     """Groups decode sequences by context length, longest first; a new group starts where padding
     would exceed MAX_PADDING."""
     skipped = [_first_block(n - 1, window, block_size) for n in layout.context_lens]
@@ -131,7 +86,7 @@ def _group(
     layout: BatchLayout,
     block_size: int,
     window: int | None,
-) -> _DecodeGroup:
+) -> DecodeGroup:
     device, length = layout.slots.device, lens[rows[0]]
     indices = torch.tensor(rows, device=device)
     own = torch.tensor([lens[row] for row in rows], device=device)[:, None]
@@ -146,16 +101,11 @@ def _group(
         mask = mask & (tokens >= own - window)
         blocks = first + torch.arange(num_blocks, device=device)
         tables = tables.gather(1, blocks.clamp(max=tables.shape[1] - 1))
-    return _DecodeGroup(
-        rows=indices,
-        tables=tables,
-        mask=mask[:, None, None, :],
-        first=first * block_size,
-        length=length,
-    )
+    mask, first = mask[:, None, None, :], first * block_size
+    return DecodeGroup(rows=indices, tables=tables, mask=mask, first=first, length=length)
 
 
-def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_Chunk, ...]:
+def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[Chunk, ...]:
     chunks, starts = [], [0, *accumulate(layout.query_lens)]
     in_spans = _in_spans(layout)
     for row, start in enumerate(starts[:-1]):
@@ -172,7 +122,7 @@ def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_
             base = 0
         mask = None if is_plain else _mask(end - count, end, base, window, spans)
         chunks.append(
-            _Chunk(
+            Chunk(
                 start=start,
                 end=start + count,
                 length=end - base,
@@ -205,7 +155,7 @@ class ReferenceContext:
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
         self._layout = layout
         self._cache = cache
-        self._calls: dict[int | None, _Calls] = {}  # by window
+        self._calls: dict[int | None, Calls] = {}  # by window
         self._slots = Slots(layout, cache.block_size)
 
     def attend(
@@ -285,10 +235,10 @@ class ReferenceContext:
         slots, cache = self._slots.of(sequences, num_kept), self._cache
         return stored(k, cache.keys[layer], slots), stored(v, cache.values[layer], slots)
 
-    def _for_window(self, window: int | None) -> _Calls:
+    def _for_window(self, window: int | None) -> Calls:
         if window not in self._calls:
             size = self._cache.block_size
-            self._calls[window] = _Calls(
+            self._calls[window] = Calls(
                 groups=_decode_groups(self._layout, size, window),
                 chunks=_chunks(self._layout, size, window),
             )
@@ -302,7 +252,7 @@ def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
 
 
 def _attend_group(
-    group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: Scores
+    group: DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: Scores
 ) -> Tensor:
     """Returns attention of one token of each of B sequences, [B, H, D]. The G query heads of a key
     head are the query rows of one product."""

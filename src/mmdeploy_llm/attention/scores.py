@@ -29,7 +29,12 @@ class Scores:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
             )
-        # torch's own attention has neither a softcap nor sinks, and rounds biases.
+        return self._in_float32(q, k, v, mask, is_causal)
+
+    def _in_float32(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Computes what torch's own attention lacks (softcaps, sinks), or would round (biases)."""
         scores = q.float() @ k.float().transpose(-1, -2) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)

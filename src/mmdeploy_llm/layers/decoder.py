@@ -260,6 +260,7 @@ class Decoder(KernelLayer):
         self.local_rotary = None if config.local_rotary is None else Rotary(config.local_rotary)
         self.embed_scale = config.embed_scale
         self.embed_positions = self.embed_norm = None
+        self.is_placed = config.num_positions > 0 or config.has_embed_norm
         if config.num_positions:
             self.embed_positions = Embedding(config.num_positions, config.hidden_size)
         if config.has_embed_norm:
@@ -290,11 +291,13 @@ class Decoder(KernelLayer):
         embeds: Tensor = self.embed_tokens(inputs.token_ids)
         if self.embed_scale != 1:
             embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
+        return inputs.merge_media(self._placed(embeds, inputs) if self.is_placed else embeds)
+
+    def _placed(self, embeds: Tensor, inputs: ForwardInputs) -> Tensor:
+        """Adds the embeddings of the positions, and norms, where the model does."""
         if self.embed_positions is not None:
             embeds = added(embeds, self.embed_positions(inputs.positions), self.kernels)
-        if self.embed_norm is not None:
-            embeds = self.embed_norm(embeds)
-        return inputs.merge_media(embeds)
+        return embeds if self.embed_norm is None else self.embed_norm(embeds)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
         """Returns what all layers share; a family may add to it. x: embeddings [T, hidden]."""
