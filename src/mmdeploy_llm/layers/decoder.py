@@ -103,12 +103,10 @@ class Attention(nn.Module):
     def init_buffers(self, device: torch.device) -> None:
         """Makes the tensor of the slopes, if there are some."""
         if self.alibi is not None:
-            rounds = {"bfloat16": torch.bfloat16, "model": self.qkv_proj.weight.dtype}
-            biases = Alibi(
-                slopes=torch.tensor(self.slopes, dtype=torch.float32, device=device),
-                factor=self.alibi.factor,
-                dtype=None if self.alibi.rounds is None else rounds[self.alibi.rounds],
-            )
+            dtypes = {"bfloat16": torch.bfloat16, "model": self.qkv_proj.weight.dtype, None: None}
+            slopes = torch.tensor(self.slopes, dtype=torch.float32, device=device)
+            factor, dtype = self.alibi.factor, dtypes[self.alibi.rounds]
+            biases = Alibi(slopes=slopes, factor=factor, dtype=dtype)
             self._options = {**self._options, "alibi": biases}
 
     @property
