@@ -186,10 +186,8 @@ class DecoderLayer(KernelLayer):
     ) -> tuple[Tensor, Tensor]:
         """Returns (output, residual stream), both [T, hidden], not yet added."""
         x, residual = self.input_layernorm.add(x, residual)
-        mixed = self.mix(x, step)
-        if self.post_self_attn_layernorm is not None:
-            mixed = self.post_self_attn_layernorm(mixed)
-        mixed = self._scaled(mixed)
+        mixed, norm = self.mix(x, step), self.post_self_attn_layernorm
+        mixed = self._scaled(mixed if norm is None else norm(mixed))
         if self.is_parallel or self.post_attention_layernorm is None:
             x = self._parallel_input(x, mixed, residual)
         else:
