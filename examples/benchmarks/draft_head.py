@@ -13,8 +13,8 @@ give the same answers.
 --shape: a checkpoint with the layers of glm4_moe (GLM-4.5), glm4_moe_lite (GLM-4.7-Flash) or
 deepseek_v3, 12 of them with 1,024 channels and 16 experts, and random weights. Its layers change
 little and its draft layer reads the embedding as the first one does, so that most guesses are
-right. Prompts are of 64 tokens; answers may differ by ties of bf16, which are counted. In float32 none
-may differ.
+right. Prompts are of 64 tokens; answers may differ by ties of bf16, which are counted. In
+float32 none may differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""An output that one run writes is refused to another, which is told who writes it."""
+"""An output that one run writes is refused to another, which is told who writes it; full disks."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.portable import locks
 from mmdeploy_llm.reading.folder import write_folder
+from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.report.page import ReportHead, write_report
 from mmdeploy_llm.saving.folders import written
+from mmdeploy_llm.shown import system_words
 from mmdeploy_llm.sinks.scan import RecordIndex
 from mmdeploy_llm.transcripts.plan import plan
 from mmdeploy_llm.transcripts.run import Transcript
@@ -115,3 +118,29 @@ def test_a_file_that_another_run_transcribes_fails_and_the_others_are_written(tm
     assert "another run" in found["a.wav"]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"a.wav", "b.wav", "b.srt", "b.txt"}
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Folder.open(tmp_path) as folder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            with pytest.raises(OSError, match=r"page\.html"):
+                folder.write("page.html", [b"x" * 900] * 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space", "a"), "'a': No space; make room there, or name an"),
+        (OSError(errno.ENOSPC, "No space"), "No space; make room there"),
+        (PermissionError(errno.EACCES, "No", "a"), "'a': No; change the rights of the file or"),
+        (FileNotFoundError(errno.ENOENT, "None", "a"), "'a': None"),
+        (OSError("words of our own"), "words of our own"),
+    ],
+)
+def test_what_the_system_refuses_says_what_to_do(error, words):
+    assert system_words(error).startswith(words)
