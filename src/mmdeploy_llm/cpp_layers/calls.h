@@ -112,7 +112,7 @@ struct RmsNorm {
     int64_t rows;
     int64_t size;
     float eps;
-    int32_t is_centred;  // whether 1 + weight multiplies
+    float centre;  // added to the weight, and rounded only at the end; negative: rounded before
     int32_t num_threads;
 };
 
@@ -146,7 +146,7 @@ struct NormHeads {
     int64_t rows;
     int64_t size;
     float eps;
-    int32_t is_centred;
+    float centre;  // as RmsNorm has it
     int32_t num_threads;
 };
 
@@ -161,6 +161,7 @@ struct AddNorm {
     int64_t rows;
     int64_t size;
     float eps;
+    float centre;  // as RmsNorm has it
     int32_t num_threads;
 };
 
