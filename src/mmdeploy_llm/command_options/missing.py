@@ -42,9 +42,7 @@ def check_pictures(paths: Iterable[str]) -> None:
         if _is_plain(path) and is_gone(path):
             raise ConfigError(f"image file {path!r} does not exist")
         if os.path.isdir(path):
-            raise ConfigError(
-                f"{path!r} is a folder; name a picture in it, or `caption` the folder"
-            )
+            raise ConfigError(f"{path!r} is a folder; name a picture in it, or `caption` it")
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:
