@@ -157,6 +157,13 @@ void run(const mm::Temper& args) {
     });
 }
 
+void run(const mm::Weigh& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::weigh(of.in(args.logits), args.stride, args.rows, args.size, args.temperatures,
+                  args.uniforms, args.sums, args.tokens, args.num_threads);
+    });
+}
+
 void run(const mm::Cut& args) {
     mm::cut(args.z, args.probs, args.rows, args.size, args.least, args.top_k, args.top_p,
             args.num_threads);
