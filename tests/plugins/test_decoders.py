@@ -25,7 +25,12 @@ def test_every_class_has_a_family_that_reads_what_transformers_declares():
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("arcee", {"hidden_act": "softsign"}), ("smollm3", {"hidden_act": "tanh"})],
+    [
+        ("arcee", {"hidden_act": "softsign"}),
+        ("cohere", {"use_qk_norm": True}),
+        ("olmo", {"clip_qkv": 0.1}),
+        ("phi", {"qk_layernorm": True}),
+    ],
 )
 def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family, options, caplog):
     config = read_checkpoint(tiny_folder(family)).config
@@ -78,3 +83,10 @@ def test_falcon_adds_its_biases_of_positions_once(tiny_folder):
     for place in range(1, 400):
         own = wanted[place - 1, ids[place]].item()
         assert found[place][ids[place]].logprob == pytest.approx(own, abs=1e-4)
+
+
+def test_a_config_that_is_refused_has_the_tokens_of_transformers(tiny_folder, transformers_of):
+    folder = tiny_folder("olmo", clip_qkv=0.1)
+    expected = transformers_of(folder).generate([5, 9, 200], 6)
+    assert tokens_of(folder) == list(expected)
+    assert tokens_of(tiny_folder("olmo")) != tokens_of(folder)
