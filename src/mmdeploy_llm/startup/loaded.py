@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
 from mmdeploy_llm.sharding.peers import NoPeers, Peers
 from mmdeploy_llm.weight_cache import WeightCache, open_cache
+from mmdeploy_llm.weight_formats import FORMATS
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
@@ -31,7 +33,7 @@ from mmdeploy_llm.weights.streaming import PackModule
 from .deterministic import check_model
 from .machine import Machine
 from .model_files import ModelFiles
-from .sizes import check_size, model_length
+from .sizes import check_size, model_length, weight_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +103,17 @@ def load_model(
         return built
 
     cache = _cache(runtime, files, machine, group)
-    model = _weighted(build, runtime, files, machine, split, can_keep, cache)
-    _install(model, machine, runtime)
-    if cache is not None:
-        cache.keep(model)
+    restored = partial(_restored, build, runtime, files, machine, split, cache)
+    model = restored()
+    if model is None:
+        with ExitStack() as room:
+            added = partial(_add_room, build, runtime, machine, group, cache, stays_coded, room)
+            model = _read(added, runtime, files, machine, split, can_keep)
+        if cache is not None:
+            cache.keep(model)
+            model = cache.moved(model, restored)
+    if model is None:
+        model = _read(build, runtime, files, machine, split, can_keep)
     return LoadedModel(
         files=files,
         runtime=replace(
@@ -129,35 +138,72 @@ def new_model(files: ModelFiles, config: Any) -> Any:
     return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
 
 
-def _weighted(
+def _restored(
+    build: Callable[[Any], Any],
+    runtime: RuntimeConfig,
+    files: ModelFiles,
+    machine: Machine,
+    split: Split | None,
+    cache: WeightCache | None,
+) -> Any:
+    """Builds the model with the weights of the cache, None where it has none."""
+    kernels = machine.kernels
+    if cache is None or kernels is None:
+        return None
+    complete = partial(add_dense, rules=files.rules, device=torch.device(runtime.device))
+    model = cache.restored(build, files.checkpoint, split, kernels, complete)
+    if model is not None:
+        _install(model, machine, runtime)
+    return model
+
+
+def _read(
     build: Callable[[Any], Any],
     runtime: RuntimeConfig,
     files: ModelFiles,
     machine: Machine,
     split: Split | None,
     can_keep: CanKeep | None,
-    cache: WeightCache | None,
 ) -> Any:
-    """Builds the model with the weights of the cache, or else of its files."""
+    """Builds the model with the weights of its files."""
     device, kernels = torch.device(runtime.device), machine.kernels
-    complete = partial(add_dense, rules=files.rules, device=device)
-    model: Any = None
-    if cache is not None and kernels is not None:
-        model = cache.restored(build, files.checkpoint, split, kernels, complete)
-    if model is None:
-        model = build_model(
-            build,
-            files.checkpoint,
-            dtype=getattr(torch, runtime.dtype),
-            device=device,
-            load_format=runtime.options.load_format,
-            split=split,
-            memory=None if kernels is None else kernels.memory,
-            can_keep=can_keep,
-            plugins=files.plugins,
-            new_packer=_new_packer(runtime, machine),
-        )
-        complete(model)
+    model = build_model(
+        build,
+        files.checkpoint,
+        dtype=getattr(torch, runtime.dtype),
+        device=device,
+        load_format=runtime.options.load_format,
+        split=split,
+        memory=None if kernels is None else kernels.memory,
+        can_keep=can_keep,
+        plugins=files.plugins,
+        new_packer=_new_packer(runtime, machine),
+    )
+    add_dense(model, rules=files.rules, device=device)
+    _install(model, machine, runtime)
+    return model
+
+
+def _add_room(
+    build: Callable[[Any], Any],
+    runtime: RuntimeConfig,
+    machine: Machine,
+    group: RankGroup,
+    cache: WeightCache | None,
+    stays_coded: bool,
+    room: ExitStack,
+    config: Any,
+) -> Any:
+    """Builds the model, and enters into `room` what has its weights allocated where there is room
+    for them."""
+    model = build(config)
+    memory = None if machine.kernels is None else machine.kernels.memory
+    if cache is not None and memory is not None and isinstance(model, nn.Module):
+        rounding = runtime.quantization
+        rounded = None if rounding is None else FORMATS[rounding].bits
+        bits = 4 if stays_coded else rounded
+        size = weight_bytes(model, getattr(torch, runtime.dtype), bits=bits)
+        room.enter_context(cache.room_for(size // group.size, memory))
     return model
 
 
