@@ -2,6 +2,7 @@
 in the engine and reads the next ones in threads. --model: a folder whose preprocessor_config.json
 bounds the tokens of a picture."""
 
+import os
 import time
 
 BEGUN = time.perf_counter()
@@ -42,13 +43,15 @@ def main() -> None:
     args = photo_job.parse()
     if args.precision != "bf16":
         sys.exit("vLLM is compared in bf16 only")
+    model, output, folder = (Path(own).absolute() for own in (args.model, args.output, args.photos))
+    os.chdir(Path(__file__).parent)  # its processes would take kernels.py above for a library
     from vllm import LLM, SamplingParams
 
     parallel = args.parallel or PARALLEL
-    config = json.loads(Path(args.model, "config.json").read_text())
+    config = json.loads((model / "config.json").read_text())
     prompt = serve.workloads.image_prompt(config["model_type"])
     llm = LLM(
-        args.model,
+        str(model),
         dtype="bfloat16",
         max_model_len=2048,
         max_num_seqs=parallel,
@@ -58,12 +61,12 @@ def main() -> None:
         mm_processor_cache_gb=0,
     )
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
-    engine, lines = llm.llm_engine, photo_job.Lines(args.output)
+    engine, lines = llm.llm_engine, photo_job.Lines(output)
     ready = time.perf_counter() - BEGUN
     running: dict[str, Path] = {}
     num_tokens, is_left = 0, True
     with ThreadPoolExecutor(READERS) as pool:
-        waiting = iter(read_ahead(sorted(args.photos.iterdir()), pool))
+        waiting = iter(read_ahead(sorted(folder.iterdir()), pool))
         while is_left or running:
             while is_left and len(running) < parallel:
                 path, read = next(waiting, (None, None))
@@ -74,12 +77,12 @@ def main() -> None:
                         path.name, {"prompt": prompt, "multi_modal_data": media}, params
                     )
                     running[path.name] = path
-            for output in engine.step():
-                if output.finished:
-                    (found,) = output.outputs
+            for done in engine.step():
+                if done.finished:
+                    (found,) = done.outputs
                     num_tokens += len(found.token_ids)
                     # V1 keeps the id that was given, with an ending of its own in some versions.
-                    name = next(n for n in running if output.request_id.startswith(n))
+                    name = next(n for n in running if done.request_id.startswith(n))
                     lines.add(running.pop(name), found.text)
     from importlib.metadata import version
 

@@ -25,6 +25,7 @@ from mmdeploy_llm.sharding.peers import NoPeers, Peers
 from mmdeploy_llm.weight_cache import WeightCache, open_cache
 from mmdeploy_llm.weight_formats import FORMATS
 from mmdeploy_llm.weights.bounds import bounded_building
+from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
@@ -107,7 +108,8 @@ def load_model(
     model = restored()
     if model is None:
         with ExitStack() as room:
-            added = partial(_add_room, build, runtime, machine, group, cache, stays_coded, room)
+            stored = _stored_bytes(files) if stays_coded else None
+            added = partial(_add_room, build, runtime, machine, group, cache, stored, room)
             model = _read(added, runtime, files, machine, split, can_keep)
         if cache is not None:
             cache.keep(model)
@@ -190,21 +192,32 @@ def _add_room(
     machine: Machine,
     group: RankGroup,
     cache: WeightCache | None,
-    stays_coded: bool,
+    stored_bytes: int | None,
     room: ExitStack,
     config: Any,
 ) -> Any:
     """Builds the model, and enters into `room` what has its weights allocated where there is room
-    for them."""
+    for them. stored_bytes: of weights that stay in few bits as their files have them."""
     model = build(config)
     memory = None if machine.kernels is None else machine.kernels.memory
     if cache is not None and memory is not None and isinstance(model, nn.Module):
-        rounding = runtime.quantization
-        rounded = None if rounding is None else FORMATS[rounding].bits
-        bits = 4 if stays_coded else rounded
-        size = weight_bytes(model, getattr(torch, runtime.dtype), bits=bits)
+        size = stored_bytes if stored_bytes is not None else _packed_bytes(model, runtime)
         room.enter_context(cache.room_for(size // group.size, memory))
     return model
+
+
+def _packed_bytes(model: nn.Module, runtime: RuntimeConfig) -> int:
+    """Returns about how many bytes the weights take once they are packed, and rounded if asked."""
+    rounding = runtime.quantization
+    bits = None if rounding is None else FORMATS[rounding].bits
+    return weight_bytes(model, getattr(torch, runtime.dtype), bits=bits)
+
+
+def _stored_bytes(files: ModelFiles) -> int:
+    """Returns the bytes of the files with the weights."""
+    checkpoint = files.checkpoint
+    found = checkpoint.gguf_files or find_weights(checkpoint.folder)
+    return sum(path.stat().st_size for path in found)
 
 
 def _new_packer(

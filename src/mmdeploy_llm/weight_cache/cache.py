@@ -177,7 +177,8 @@ class WeightCache:
             size = planned_size(kept.tensors)
             if size < self._min_bytes:
                 return
-            folder.make_folder(self._path.parent, size, self._max_bytes)
+            if self._outside is None:  # else these very weights take that room already
+                folder.make_folder(self._path.parent, size, self._max_bytes)
         except (NotKeptError, folder.NoRoomError) as error:
             logger.info("the weights are not kept for the next start: %s", error)
         except (OSError, ValueError, BuildError) as error:
