@@ -108,7 +108,7 @@ def load_model(
     model = restored()
     if model is None:
         with ExitStack() as room:
-            stored = _stored_bytes(files) if stays_coded else None
+            stored = _stored_bytes(files) if cache is not None and stays_coded else None
             added = partial(_add_room, build, runtime, machine, group, cache, stored, room)
             model = _read(added, runtime, files, machine, split, can_keep)
         if cache is not None:
