@@ -18,6 +18,7 @@ FAMILIES = {
     "pre_norms": "false: OLMo 2, EXAONE 4",
     "post_norms": "GLM-4, Gemma 2, OLMo 2",
     "zero_centered_norms": "Gemma, Nemotron",
+    "rounds_norms_late": "OLMo 2, Gemma 4, gpt-oss",
     "layer_norms": "Cohere, StarCoder 2, Stable LM",
     "has_norm_biases": "StarCoder 2, Stable LM; false: Cohere",
     "has_norm_weights": "false: OLMo",

@@ -117,6 +117,15 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f"skipped for an unknown reason: {line}", red=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def frozen_objects_are_not_counted():
+    """Engines ask as they start whether their program has frozen objects. The answer is known, see
+    above, and a million would be counted, for a tenth of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def load_file():
     """load_file(path) -> the module of helpers at a path below tests/, which is no package."""

@@ -3,6 +3,8 @@
     python examples/benchmarks/checkpoints.py FOLDER qwen05
     python examples/benchmarks/adapters.py FOLDER/qwen05 [--quantization int8] [--requests 32]
 
+FOLDER/qwen3moe has experts, which the adapters change too.
+
 Writes adapters of rank 16 on all projections beside the model. The three runs take turns in one
 process, and the best time of each counts; on a machine that is not idle, compare the seconds of the
 processor. --peft does the same with transformers and PEFT: one static batch, one adapter merged or
@@ -28,21 +30,31 @@ RANK, NUM_ADAPTERS = 16, 8
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+def shapes_of(config: Mapping[str, Any]) -> Mapping[str, tuple[int, int]]:
+    """Returns the projections of a layer, by their path in it: columns and rows."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    size = config.get("head_dim") or hidden // heads
+    keys = size * config["num_key_value_heads"]
+    found = {"k_proj": (hidden, keys), "v_proj": (hidden, keys)}
+    found |= {"q_proj": (hidden, size * heads), "o_proj": (size * heads, hidden)}
+    found = {f"self_attn.{name}": shape for name, shape in found.items()}
+    experts = range(config.get("num_experts") or config.get("num_local_experts") or 0)
+    inner = config["moe_intermediate_size" if experts else "intermediate_size"]
+    for part in [f"mlp.experts.{expert}" for expert in experts] or ["mlp"]:
+        found |= {f"{part}.{name}_proj": (hidden, inner) for name in ("gate", "up")}
+        found[f"{part}.down_proj"] = (inner, hidden)
+    return found
+
+
 def write_adapter(model: Path, folder: Path, seed: int) -> Path:
-    """Writes a random adapter of all projections of a Qwen2."""
+    """Writes a random adapter of all projections of a Qwen2 or Qwen3 MoE, those of experts too."""
     config = json.loads((model / "config.json").read_text())
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-    outs = dict.fromkeys(PROJECTIONS, hidden) | {"k_proj": keys, "v_proj": keys}
-    outs |= {"gate_proj": inner, "up_proj": inner}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
-        for name, out in outs.items():
-            part = "mlp" if name in PROJECTIONS[4:] else "self_attn"
-            path = f"base_model.model.model.layers.{layer}.{part}.{name}"
-            size = inner if name == "down_proj" else hidden
-            for half, shape in (("A", (RANK, size)), ("B", (out, RANK))):
+        for name, (columns, rows) in shapes_of(config).items():
+            path = f"base_model.model.model.layers.{layer}.{name}"
+            for half, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
                 tensors[f"{path}.lora_{half}.weight"] = 0.01 * torch.randn(
                     shape, generator=generator
                 ).to(torch.bfloat16)

@@ -1,7 +1,7 @@
 """Writes checkpoints of real architectures with random bf16 weights.
 
     python examples/benchmarks/checkpoints.py FOLDER [ernie03] [qwen05] [qwen25vl] [qwen35] [gemma3]
-        [gemma4]
+        [gemma4] [qwen3moe]
 
 ernie03     ERNIE-4.5-0.3B, 361 M parameters
 qwen05      Qwen2-0.5B, 494 M parameters
@@ -10,6 +10,7 @@ qwen35      Qwen3.5-0.8B: 18 layers of Gated DeltaNet, 6 of attention, and its v
 gemma3      the first 6 of the 34 layers of Gemma-3-4B and its vision tower
 gemma4      the first 15 of the 35 layers of Gemma-4-E2B (the last 10 share keys and values) and its
             vision tower
+qwen3moe    the first 4 of the 48 layers of Qwen3-30B-A3B, with 32,000 tokens; only when it is named
 
 The amount of work does not depend on the values of the weights when end-of-sequence is ignored.
 qwen25vl-v4 has the weights of qwen25vl and a config.json for transformers 4, for exports.
@@ -40,6 +41,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 MEDIA_TOKENS = {
@@ -82,6 +85,18 @@ QWEN = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
     "max_position_embeddings": 32768,
+}
+QWEN3_MOE = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
 }
 QWEN35 = {
     "vocab_size": 248320,
@@ -220,6 +235,8 @@ def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
         return Ernie4_5ForCausalLM(Ernie4_5Config(**ids))  # the defaults are ERNIE-4.5-0.3B
     if name == "qwen05":
         return Qwen2ForCausalLM(Qwen2Config(**QWEN, **ids))
+    if name == "qwen3moe":
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE, **ids))
     if name == "gemma3":
         media = {key: words.convert_tokens_to_ids(it) for key, it in GEMMA3_MEDIA_TOKENS.items()}
         config = Gemma3Config(text_config=GEMMA3 | ids, vision_config=GEMMA3_VISION, **media)

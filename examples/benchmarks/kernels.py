@@ -20,7 +20,8 @@ from products import header, run_level
 
 from mmdeploy_llm.kernels import VisibleKeys
 from mmdeploy_llm.native import CpuKernels, cpu_levels, load
-from mmdeploy_llm.sampling.draw import DrawParams, draw
+from mmdeploy_llm.sampling.draw import draw
+from mmdeploy_llm.sampling.draw_params import DrawParams
 
 BLOCK = 64
 NUM_LOGITS = 151_936

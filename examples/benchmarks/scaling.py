@@ -57,7 +57,8 @@ from mmdeploy_llm.parse_cache.stand_in import Source
 from mmdeploy_llm.parse_cache.tokenizer import tokenizer_stand_in
 from mmdeploy_llm.plan import StepResult
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.sampling.draw import DrawParams, draw
+from mmdeploy_llm.sampling.draw import draw
+from mmdeploy_llm.sampling.draw_params import DrawParams
 from mmdeploy_llm.sampling.grammar import ban_tokens
 from mmdeploy_llm.sampling.logprobs import prompt_logprobs
 from mmdeploy_llm.sampling.trackers import BadSequences

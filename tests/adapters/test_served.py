@@ -13,7 +13,7 @@ from mmdeploy_llm.adapting import Attached, Blueprint, ServedAdapters
 from mmdeploy_llm.adapting.places import Place, Placed
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.low_rank import Change
-from mmdeploy_llm.layers import Embedding, Linear
+from mmdeploy_llm.layers import Embedding, Experts, Linear
 from mmdeploy_llm.weights.map import Target
 
 SIZE = 4
@@ -89,3 +89,21 @@ def adapter(ids, size=SIZE, **more):
 def test_rows_of_an_embedding_that_do_not_fit_are_refused(own, words):
     with pytest.raises(CheckpointError, match=words):
         Blueprint(Words(), {}, torch.float32).attach(own)
+
+
+class Mixture(nn.Module):
+    """Experts, under the names of its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = Experts(2, SIZE, SIZE)
+
+    def weight_targets(self, name):
+        return (Target(name=name),)
+
+
+def test_whole_matrices_of_experts_are_refused():
+    saved = {"experts.down_proj": torch.zeros(2, SIZE, SIZE)}
+    own = Adapter(name="a", digest="", modules={}, embeddings={}, saved=saved, tokens={})
+    with pytest.raises(CheckpointError, match=r"experts.*whole matrices of experts are not"):
+        Blueprint(Mixture(), {}, torch.float32).attach(own)

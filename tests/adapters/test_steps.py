@@ -98,6 +98,31 @@ def test_recorded_steps_have_the_adapters_of_their_rows(root, oracles, counts):
         check("attention", "", "dora", "")
 
 
+@needs_kernels
+@pytest.mark.full
+def test_recorded_steps_of_experts_have_the_adapters_of_their_rows(tmp_path, counts):
+    """One adapter changes experts' own matrices, the other attention and the router."""
+    write_tiny("qwen3_moe", tmp_path / "base")
+    stacks = ["experts.gate_up_proj", "experts.down_proj"]
+    made = {
+        "experts": {"target_modules": ["q_proj"], "target_parameters": stacks},
+        "router": {"seed": 2, "target_modules": ["v_proj"], "target_parameters": ["gate.weight"]},
+    }
+    own = {
+        name: write_adapter(tmp_path / "base", tmp_path / name, **given)
+        for name, given in made.items()
+    }
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").float().eval()
+    with LLM(
+        str(tmp_path / "base"), adapters={name: tmp_path / name for name in made}, **OPTIONS
+    ) as llm:
+        for names in (("router", ""), ("experts", "router", "", "experts"), ("", "")):
+            before = counts["replayed"]
+            expected = expected_of({"": base, **own}, names)
+            assert answers(llm, asks_of(names), LONG) == expected
+            assert counts["replayed"] - before > 10
+
+
 @pytest.mark.full
 def test_interrupted_requests_keep_their_adapters(root, oracles):
     names = [*oracles] * 2

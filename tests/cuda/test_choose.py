@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.sampling.draw import DrawParams, draw, min_p_cutoff
+from mmdeploy_llm.sampling.draw import draw, min_p_cutoff
+from mmdeploy_llm.sampling.draw_params import DrawParams
 from mmdeploy_llm.sampling.uniform import first_states, uniforms
 
 

@@ -6,6 +6,7 @@ from mmdeploy_llm.errors import (
     ConfigError,
     ModelNotSupportedError,
     PluginConflictError,
+    PluginContractError,
     PluginError,
 )
 from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec, ToolParserSpec, hookimpl
@@ -173,3 +174,77 @@ def test_owner_of_a_foreign_spec():
     spec = ReasoningParserSpec(name="p", factory="a:b")
     with pytest.raises(PluginError, match="reasoning parser p comes from no plugin"):
         PluginManager().owner(spec)
+
+
+PICKY = """
+def refusal(config):
+    if config.get("raises"):
+        raise config["raises"]
+    return config.get("reason")
+
+
+@hookimpl
+def provide_models():
+    return [ModelSpec(name={name!r}, architectures=("Same",), factory="json:loads",
+                      refuses=f"{{__name__}}:refusal", priority={priority})]
+"""
+ODD = {"reason": "odd heads are not supported"}
+
+
+def test_a_model_that_a_plugin_refuses_is_taken_by_the_next(site, model_plugin, caplog):
+    site.install("picky", PICKY.format(name="picky", priority=5))
+    site.install("any", model_plugin("any", "*"))
+    manager = PluginManager.load()
+    assert [manager.model_for(["Same"], config).name for config in (None, {})] == ["picky"] * 2
+    assert caplog.messages == []
+    assert [manager.model_for(["Same"], ODD).name for _ in range(2)] == ["any"] * 2
+    assert caplog.messages == [
+        "architecture 'Same' comes from plugin 'any' (any-llm 1.0): plugin 'picky' (picky-llm 1.0) "
+        "refuses it: odd heads are not supported"
+    ]
+    chosen = PluginManager.load(use={"Same": "picky"})
+    assert chosen.model_for(["Same"], ODD).name == "picky"
+
+
+def test_of_two_at_one_priority_one_that_takes_the_model_is_no_tie(site, model_plugin):
+    site.install("picky", PICKY.format(name="picky", priority=0))
+    site.install("same", model_plugin("same", "Same"))
+    assert PluginManager.load().model_for(["Same"], ODD).name == "same"
+
+
+def test_a_model_that_all_refuse_is_an_error_with_their_reasons(site, model_plugin):
+    site.install("one", PICKY.format(name="one", priority=5))
+    site.install("two", PICKY.format(name="two", priority=0))
+    with pytest.raises(ModelNotSupportedError) as missing:
+        PluginManager.load().model_for(["Same"], ODD)
+    message = str(missing.value)
+    assert message.startswith("no loaded plugin takes this model of the architecture 'Same': ")
+    assert message.index("plugin 'one' (one-llm 1.0) refuses it: odd heads") < message.index(
+        "plugin 'two' (two-llm 1.0) refuses it: odd heads"
+    )
+
+
+def test_the_error_of_the_next_plugin_names_the_first(site, model_plugin):
+    """Its factory, json.loads, takes no config."""
+    site.install("picky", PICKY.format(name="picky", priority=5))
+    site.install("any", model_plugin("any", "*"))
+    manager = PluginManager.load()
+    with pytest.raises(ModelNotSupportedError, match=r"'any'.*failed.*'picky'.*: odd heads"):
+        manager.build(manager.model_for(["Same"], ODD), ODD)
+    with pytest.raises(ModelNotSupportedError, match=r"^((?!picky).)*$"):
+        manager.build(manager.model_for(["Other"], ODD), ODD)
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "words"),
+    [
+        ({"reason": 3}, PluginContractError, "must return a text or None, got 3"),
+        ({"raises": KeyError("heads")}, PluginError, "failed: KeyError: 'heads'"),
+        ({"raises": ConfigError("no heads")}, ConfigError, "^no heads$"),
+    ],
+)
+def test_a_refusal_that_fails_names_the_plugin(site, config, kind, words):
+    site.install("picky", PICKY.format(name="picky", priority=5))
+    with pytest.raises(kind, match=words) as failed:
+        PluginManager.load().model_for(["Same"], config)
+    assert kind is ConfigError or "plugin 'picky' (picky-llm 1.0)" in str(failed.value)

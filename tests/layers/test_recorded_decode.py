@@ -40,6 +40,7 @@ OPTIONS = {
         "zero_centered_norms": True,
         "rotary": RotaryConfig(head_dim=16, theta=1e4, rotary_dim=8),
     },
+    "norms rounded late": {"qk_norm": True, "post_norms": True, "rounds_norms_late": True},
     "factors": {"embed_scale": 64**0.5, "residual_scale": 0.22},
     "gelu": {"activation": "gelu_pytorch_tanh"},
     "squares": {"has_gate": False, "activation": "relu2"},

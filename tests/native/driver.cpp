@@ -291,6 +291,9 @@ void run_sampling(int32_t dtype, int32_t threads) {
     run(mm::FirstLargest{dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(),
                          threads});
     run(mm::Temper{dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads});
+    std::vector<double> sums(rows);
+    run(mm::Weigh{dtype, logits.data(), size, rows, size, temperatures.data(), uniforms.data(),
+                  sums.data(), tokens.data(), threads});
     std::vector<float> least(rows, -between(0, 3));
     std::vector<int64_t> top_k(rows, between(0, size));
     std::vector<double> top_p(rows, between(0, 10) / 10.0);

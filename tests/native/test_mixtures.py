@@ -6,7 +6,14 @@ import threading
 import pytest
 import torch
 
+from mmdeploy_llm.basic_layers.adapted import (
+    NO_SLOT,
+    ActiveAdapters,
+    ExpertAdapters,
+    MatrixAdapters,
+)
 from mmdeploy_llm.basic_layers.experts import Experts
+from mmdeploy_llm.kernels.low_rank import Change
 from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
 from mmdeploy_llm.layers.moe import MoEConfig, Router, SoftmaxRouter
 from mmdeploy_llm.native import CpuKernels
@@ -218,6 +225,38 @@ def test_a_matrix_that_is_replaced(kernels, monkeypatch):
     experts.replace(0, Watched(), is_down=True)
     assert experts.mixture(*own) is None
     assert torch.equal(experts(*given), after)
+
+
+def test_changes_of_adapters_have_the_bits_of_the_loop(kernels, monkeypatch):
+    """Two of three adapters change some matrices of some experts; a row has one of them, or none.
+    A step that no adapter changes, in an engine that has some, is plain."""
+    dtype = torch.bfloat16
+    experts, given = experts_of(kernels, dtype, None), routed(9, dtype)
+    plain = experts(*given)
+    step = ActiveAdapters(torch.device("cpu"))
+    experts.adapted = ExpertAdapters(step)
+    parts = {"gate_up_proj": (0, INNER, 2 * INNER), "down_proj": (0, SIZE)}
+    for name, starts in parts.items():
+        for expert in range(0, EXPERTS, 2):
+            own = MatrixAdapters(step, slots={0, 1})
+            k = SIZE if name == "gate_up_proj" else INNER
+            own.table = kernels.adapters.low_rank_table(3, starts, k, dtype)
+            for slot in own.slots:
+                rank, num_parts = 2 + slot, len(starts) - 1
+                a = values(num_parts * rank, k, dtype=dtype, seed=slot + expert)
+                b = values(starts[-1], rank, dtype=dtype, seed=9 + slot)
+                scales = (0.5,) * num_parts
+                own.table.put(slot, Change(a=a, b=b, starts=starts, scales=scales))
+            experts.adapted.matrices[name, expert] = own
+    step.set([9], [2])
+    assert torch.equal(experts(*given), plain)
+    step.set([2, 4, 2, 1], [0, 1, NO_SLOT, 2])
+    found = experts(*given)
+    is_changed = (found != plain).any(1)
+    assert is_changed[:6].any()
+    assert not is_changed[6:].any()
+    monkeypatch.setattr(type(experts), "_mixture", lambda *args: None)
+    assert torch.equal(found, experts(*given))
 
 
 def clamped_in_torch(both, alpha, limit):

@@ -1,11 +1,15 @@
 """The sampling kernels return exactly the values and tokens of plain torch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.sampling.draw import DrawParams, draw
+from mmdeploy_llm.sampling.draw import draw
+from mmdeploy_llm.sampling.draw_params import DrawParams
 from mmdeploy_llm.sampling.largest import first_argmax
+from mmdeploy_llm.sampling.sure_draw import draw_surely
 
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (65, 127, 1000, 1024, 33_000, 151_936)
@@ -42,6 +46,39 @@ def test_the_same_tokens_with_and_without_kernels(kernels, dtype, vocab_size):
     for seed in range(6):
         logits, params = logits_of(13, vocab_size, dtype, seed), params_of(13, seed)
         assert torch.equal(draw(logits, params, kernels), draw(logits, params))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_draws_without_a_softmax_are_those_with_it(kernels, dtype):
+    """Steep rows, drawn by top_p alone or without a rule; most of them are sure. Uniform numbers on
+    both sides of a border are never sure on the wrong side."""
+    rows = 120
+    logits = logits_of(rows, 33_000, dtype)
+    params = params_of(rows, 3)
+    off = np.zeros(rows)
+    params = replace(params, top_k=off.astype(np.int64), min_p=off)
+    borders = logits.float().div(torch.from_numpy(params.temperature)[:, None]).double()
+    borders = borders.softmax(1).cumsum(1)[:, 16_000].numpy()
+    near = borders * (1 + np.linspace(-1e-6, 1e-6, rows))
+    for uniforms in (params.uniforms, near.clip(0, 1 - 2.0**-53)):
+        own = replace(params, uniforms=uniforms)
+        expected = draw(logits, own)
+        assert torch.equal(draw(logits, own, kernels), expected)
+        sure = draw_surely(logits, own, 64, kernels)
+        assert torch.equal(sure.tokens[sure.is_sure], expected[sure.is_sure])
+    assert draw_surely(logits, params, 64, kernels).is_sure.sum() > rows / 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weigh(kernels, dtype):
+    logits = logits_of(6, 1001, dtype)
+    logits[5, 4] = torch.nan
+    temperature = torch.linspace(0.1, 3, 6)
+    uniforms = torch.full((6,), 0.4, dtype=torch.float64)
+    sums, tokens = kernels.weigh(logits, temperature, uniforms)
+    expected = kernels.temper(logits, temperature).double().exp().sum(1)
+    torch.testing.assert_close(sums[:5], expected[:5], rtol=1e-6, atol=0)
+    assert tokens[5] == -1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,3 +146,4 @@ def test_every_other_level(kernels_of_level):
     test_the_same_tokens_with_and_without_kernels(kernels_of_level, torch.bfloat16, 33_000)
     test_largest(kernels_of_level, torch.bfloat16, 33_000, 65)
     test_temper(kernels_of_level, torch.float32)
+    test_draws_without_a_softmax_are_those_with_it(kernels_of_level, torch.bfloat16)

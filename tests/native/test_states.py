@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.norm import LateRMSNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
 from mmdeploy_llm.state_layers.short_conv import GatedShortConv, ShortConv
 
@@ -240,8 +240,9 @@ def test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 24, 171])
-def test_centred_norm(kernels, dtype, size):
-    norm = filled(ZeroCenteredRMSNorm(size, 1e-6), dtype)
+@pytest.mark.parametrize("kind", [ZeroCenteredRMSNorm, LateRMSNorm])
+def test_centred_norm(kernels, dtype, size, kind):
+    norm = filled(kind(size, 1e-6), dtype)
     x, residual = values(9, size, dtype=dtype), values(9, size, dtype=dtype, seed=3)
     expected, total = norm.add(x, residual.clone())
     alone = norm(x)
@@ -278,7 +279,7 @@ def test_centred_norm_of_heads(kernels, dtype, size):
     heads, kept = x[:, ::2], x[:, 1::2].clone()
     rows = heads.reshape(-1, size)
     expected, exact = norm(rows), kernels.centred_norm(rows, norm.weight, norm.eps)
-    kernels.norm_heads(heads, norm.weight, norm.eps, is_centred=True)
+    kernels.norm_heads(heads, norm.weight, norm.eps, norm.centre)
     found = heads.reshape(-1, size)
     torch.testing.assert_close(found, expected, **limits(dtype))
     assert torch.equal(found, exact)
@@ -303,13 +304,18 @@ def test_norm_of_heads_without_a_weight(kernels, dtype, size):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_factor", [True, False])
 @pytest.mark.parametrize("size", [1, 24, 171])
-def test_norm_that_is_added(kernels, dtype, has_factor, size):
+@pytest.mark.parametrize("kind", [RMSNorm, LateRMSNorm])
+def test_norm_that_is_added(kernels, dtype, has_factor, size, kind):
     """In bf16 the sum has the bits of a norm, an addition and a product one after the other."""
-    norm = filled(RMSNorm(size, 1e-6), dtype)
+    norm = filled(kind(size, 1e-6), dtype)
     factor = torch.tensor([0.37], dtype=dtype) if has_factor else None
     x, stream = values(9, 2 * size, dtype=dtype)[:, :size], values(9, size, dtype=dtype, seed=3)
     expected = norm.add_to(stream.clone(), x, factor)
-    exact = stream + kernels.rms_norm(x, norm.weight, norm.eps)
+    own = norm.weight, norm.eps
+    normed = (
+        kernels.rms_norm(x, *own) if kind is RMSNorm else kernels.centred_norm(x, *own, None, 0)
+    )
+    exact = stream + normed
     exact = exact if factor is None else exact * factor
     norm.kernels = kernels
     found = norm.add_to(stream, x, factor)
@@ -339,9 +345,9 @@ def test_every_level(kernels_of_level):
         test_mamba2(kernels_of_level, dtype, 48, 17, 2, COUNTS)
         test_mamba2(kernels_of_level, dtype, 64, 128, 4, (1, 1, 1, 1, 1))
         test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels_of_level, dtype)
-        test_centred_norm(kernels_of_level, dtype, 171)
+        test_centred_norm(kernels_of_level, dtype, 171, LateRMSNorm)
         test_layer_norm(kernels_of_level, dtype, 171, LAYER_NORMS[0])
         test_centred_norm_of_heads(kernels_of_level, dtype, 30)
         test_norm_of_heads_without_a_weight(kernels_of_level, dtype, 30)
-        test_norm_that_is_added(kernels_of_level, dtype, True, 171)
+        test_norm_that_is_added(kernels_of_level, dtype, True, 171, LateRMSNorm)
         test_gate_of_heads(kernels_of_level, dtype)

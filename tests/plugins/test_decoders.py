@@ -1,4 +1,4 @@
-"""The plugin decoders: what the standard decoder lacks is refused.
+"""The plugin decoders: what the standard decoder lacks is left to transformers_any.
 test_text_models.py compares each family with transformers."""
 
 import pytest
@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm_plugins.decoders import CLASSES
 from mmdeploy_llm_plugins.decoders.families import FAMILIES
@@ -25,13 +26,21 @@ def test_every_class_has_a_family_that_reads_what_transformers_declares():
     ("family", "options"),
     [("arcee", {"hidden_act": "softsign"}), ("smollm3", {"hidden_act": "tanh"})],
 )
-def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family, options):
+def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family, options, caplog):
     config = read_checkpoint(tiny_folder(family)).config
+    plugins = PluginManager.load()
+    assert plugins.model_for(config.architectures, config).name == family
     for name, value in options.items():
         setattr(config, name, value)
-    words = rf"{next(iter(options))} .*blocked_plugins=\('decoders',\)"
+    assert plugins.model_for(config.architectures, config).name == "transformers_any"
+    words = f"{next(iter(options))} "
+    assert "plugin 'decoders'" in caplog.text
+    assert words in caplog.text
     with pytest.raises(ModelNotSupportedError, match=words):
         new_model(config)
+    alone = PluginManager.load(blocked=("transformers_any",))
+    with pytest.raises(ModelNotSupportedError, match=f"no loaded plugin takes .*{words}"):
+        alone.model_for(config.architectures, config)
 
 
 def tokens_of(folder):

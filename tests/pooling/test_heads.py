@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.relatives import head_of, relatives
 from mmdeploy_llm.model_checks.dense import DenseRunner
+from mmdeploy_llm.plugin_objects.relatives import head_of, relatives
 from mmdeploy_llm.pooling.heads import add_dense
 from mmdeploy_llm.pooling.rules import DenseRule, EmbeddingRules
 from mmdeploy_llm.startup.loaded import new_model

@@ -15,7 +15,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from mmdeploy_llm.sampling.draw import DrawParams, draw
+from mmdeploy_llm.sampling.draw import draw
+from mmdeploy_llm.sampling.draw_params import DrawParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -36,7 +36,7 @@ FOUND = {
         "embed_scale": "config.hidden_size**0.5",
     },
     "Glm4": {"out_bias": "False", "post_norms": "True"},
-    "Helium": {},
+    "Helium": {"rounds_norms_late": "True"},
     "Llama": {},
     "Nemotron": {
         "zero_centered_norms": "True",
@@ -45,7 +45,7 @@ FOUND = {
         "has_gate": "False",
     },
     "Olmo": {"has_norm_biases": "False", "has_norm_weights": "False"},
-    "Olmo2": {"has_full_qk_norm": "True", **AFTER},
+    "Olmo2": {"has_full_qk_norm": "True", "rounds_norms_late": "True", **AFTER},
     "Phi": {**BIASES, **PARALLEL, "has_gate": "False"},
     "Qwen3": {"qk_norm": "True"},
     "SmolLM3": {},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import EngineError
-from mmdeploy_llm.kernels.low_rank import LowRankTable
+from mmdeploy_llm.kernels.low_rank import ExpertChanges, LowRankTable
 
 from .linear import plain_linear
 
@@ -196,6 +196,18 @@ class ExpertAdapters:
     def is_active(self) -> bool:
         """Whether an adapter of this pass changes any of them."""
         return any(own.is_active for own in self.matrices.values())
+
+    def changes_of(self, num_rows: int) -> ExpertChanges | None:
+        """Returns the changes of all experts in a step of so many rows; None where the step has
+        none and is not recorded for adapters."""
+        if not self.is_active and self.step.frame is None:
+            return None
+        tables = {
+            (expert, name == "down_proj"): own.table
+            for (name, expert), own in self.matrices.items()
+            if own.table is not None
+        }
+        return ExpertChanges(tables=tables, slots=self.step.slots_of(num_rows))
 
     def changed(self, name: str, expert: int, out: Tensor, x: Tensor) -> Tensor:
         """Changes a product of one expert, as MatrixAdapters does."""

@@ -67,7 +67,9 @@ class Experts(PackedPairs, KernelLayer):
             return fused.run_experts(x, weights, experts, self.gate_up_proj, self.down_proj)
         gates, mixture = self.gates, self._mixture(x, weights)
         if gates is not None and mixture is not None:
-            return mixture.run(x, weights, experts, gates)
+            changes = None if self.adapted is None else self.adapted.changes_of(x.shape[0])
+            if changes is None or mixture.takes(changes):
+                return mixture.run(x, weights, experts, gates, changes)
         top_k = experts.shape[-1]
         order = experts.flatten().argsort(stable=True)  # [T k] sorted by expert
         counts = torch.bincount(experts.flatten(), minlength=self.down_proj.shape[0])
@@ -109,7 +111,7 @@ class Experts(PackedPairs, KernelLayer):
         """Returns what computes all experts in one call, with the bits of the loop: for few tokens,
         which spend their time between calls."""
         kernels = self.kernels
-        if kernels is None or self.gates is None or self.adapted is not None:
+        if kernels is None or self.gates is None:
             return None
         has_weights = weights.dtype in (x.dtype, torch.float32)
         own = kernels.mixtures if has_weights and kernels.takes(x) else None

@@ -23,11 +23,11 @@ class RMSNorm(KernelLayer):
     cast to x's dtype, then times weight. On the CPU plain torch is bit-equal to transformers.
 
     Kernels round as plain torch does. Without kernels CUDA uses torch's fused kernel, which rounds
-    once less in bf16: it applies the weight before the cast. is_centred: whether it multiplies by
-    1 + weight.
+    once less in bf16: it applies the weight before the cast. centre: what is added to the weight,
+    with one cast after the product; None: nothing, and the cast comes before it.
     """
 
-    is_centred = False
+    centre: float | None = None
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ class RMSNorm(KernelLayer):
         [1]; None: 1."""
         own = self.kernels
         tensors = [each for each in (x, self.weight, factor) if each is not None]
-        is_ours = own is not None and own.takes(stream, *tensors) and not self.is_centred
+        is_ours = own is not None and own.takes(stream, *tensors)
         if own is not None and own.norms is not None and is_ours and stream.is_contiguous():
-            own.norms.add_norm(x, self.weight, self.eps, stream, factor)
+            own.norms.add_norm(x, self.weight, self.eps, stream, factor, self.centre)
             return stream
         stream.add_(self(x))
         return stream if factor is None else stream.mul_(factor)
@@ -81,19 +81,21 @@ class RMSNorm(KernelLayer):
 
 class ZeroCenteredRMSNorm(RMSNorm):
     """Computes x / sqrt(mean(x ** 2) + eps) * (1 + weight) over the last axis in float32, and casts
-    the result to x's dtype."""
+    only the product to x's dtype."""
 
-    is_centred = True
+    centre: float = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""
         kernels = self._norms(x)
         if kernels is not None and x.is_contiguous():
-            flat = x.view(-1, x.shape[-1])
-            return kernels.centred_norm(flat, self.weight, self.eps).view(x.shape)
+            flat, own = x.view(-1, x.shape[-1]), (self.weight, self.eps)
+            return kernels.centred_norm(flat, *own, centre=self.centre).view(x.shape)
+        if x.is_cuda and self.centre == 0:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
-        return (wide * scale * (1 + self.weight.float())).to(x.dtype)
+        return (wide * scale * (self.centre + self.weight.float())).to(x.dtype)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """See RMSNorm."""
@@ -101,7 +103,8 @@ class ZeroCenteredRMSNorm(RMSNorm):
             return self(x), x
         kernels = self._norms(x)
         if kernels is not None and self._can_join(x, residual):
-            return kernels.centred_norm(x, self.weight, self.eps, residual), residual
+            own = self.weight, self.eps, residual, self.centre
+            return kernels.centred_norm(x, *own), residual
         residual.add_(x)
         return self(residual), residual
 
@@ -111,6 +114,12 @@ class ZeroCenteredRMSNorm(RMSNorm):
         return self.kernels.norms
 
 
+class LateRMSNorm(ZeroCenteredRMSNorm):
+    """Multiplies by weight alone, and casts only the product, once less than RMSNorm."""
+
+    centre = 0.0
+
+
 def heads_normed(norm: RMSNorm, x: Tensor) -> Tensor:
     """Returns every head of x [T, heads, size] normed, with kernels in the memory of `x`, of which
     only the channels of a head need be contiguous."""
@@ -118,7 +127,7 @@ def heads_normed(norm: RMSNorm, x: Tensor) -> Tensor:
     if own is None or own.norms is None or not own.takes(x, norm.weight):
         out: Tensor = norm(x.contiguous())
         return out
-    own.norms.norm_heads(x, norm.weight, norm.eps, is_centred=norm.is_centred)
+    own.norms.norm_heads(x, norm.weight, norm.eps, norm.centre)
     return x
 
 

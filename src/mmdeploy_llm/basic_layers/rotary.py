@@ -183,7 +183,7 @@ class KernelRope(Rope):
         """Returns this rope as data for attention's kernel; None if the kernels do not accept
         `x`."""
         weights = [norm.weight for norm in norms or ()]
-        if any(norm.is_centred for norm in norms or ()):
+        if any(norm.centre is not None for norm in norms or ()):
             return None
         if not self._kernels.takes(x, *weights):
             return None
@@ -211,10 +211,10 @@ class KernelRope(Rope):
         """Norms and rotates in place if the kernels accept the tensors; see Rope."""
         norms = self._centred_norms(x, q, k)
         if norms is not None:
-            norms.norm_heads(x[:, :num_q_heads], q.weight, q.eps, is_centred=True)
-            norms.norm_heads(x[:, num_q_heads:], k.weight, k.eps, is_centred=True)
+            norms.norm_heads(x[:, :num_q_heads], q.weight, q.eps, q.centre)
+            norms.norm_heads(x[:, num_q_heads:], k.weight, k.eps, k.centre)
             return self.rotate(x)
-        if q.is_centred or not self._kernels.takes(x, q.weight, k.weight):
+        if q.centre is not None or not self._kernels.takes(x, q.weight, k.weight):
             return super().norm_and_rotate(x, num_q_heads, q, k)
         self._kernels.norm_and_rotate(
             x,
@@ -231,18 +231,18 @@ class KernelRope(Rope):
     def norm_and_rotate_apart(
         self, q: Tensor, k: Tensor, q_norm: RMSNorm, k_norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
-        """Norms and rotates both in place if there are kernels for centred norms; see Rope."""
+        """Norms and rotates both in place if kernels have norms that round once; see Rope."""
         norms = self._centred_norms(q, q_norm, k_norm)
         if norms is None or not self._kernels.takes(k):
             return super().norm_and_rotate_apart(q, k, q_norm, k_norm)
-        norms.norm_heads(q, q_norm.weight, q_norm.eps, is_centred=True)
-        norms.norm_heads(k, k_norm.weight, k_norm.eps, is_centred=True)
+        norms.norm_heads(q, q_norm.weight, q_norm.eps, q_norm.centre)
+        norms.norm_heads(k, k_norm.weight, k_norm.eps, k_norm.centre)
         return self.rotate(q), self.rotate(k)
 
     def _centred_norms(self, x: Tensor, q: RMSNorm, k: RMSNorm) -> NormKernels | None:
-        """Returns the kernels that norm the heads `x`; None if there are none or the weights are
-        not centred on zero."""
-        is_taken = q.is_centred and self._kernels.takes(x, q.weight, k.weight)
+        """Returns the kernels that norm the heads `x`; None if there are none or the norms
+        round before their weights multiply."""
+        is_taken = q.centre is not None and self._kernels.takes(x, q.weight, k.weight)
         return self._kernels.norms if is_taken else None
 
 

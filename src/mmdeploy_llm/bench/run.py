@@ -163,7 +163,7 @@ def _shapes(llm: LLM, checkpoint: Checkpoint) -> nn.Module:
             "bench inspects a model in its own process; leave out tensor_parallel_size and "
             "data_parallel_size"
         )
-    spec = llm.plugins.model_for(checkpoint.config.architectures or ())
+    spec = llm.plugins.model_for(checkpoint.config.architectures or (), checkpoint.config)
     with torch.device("meta"):
         return cast(nn.Module, llm.plugins.build(spec, checkpoint.config))
 

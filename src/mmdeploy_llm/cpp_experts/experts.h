@@ -16,6 +16,7 @@ extern "C" {
 void mm_linear(const void*);
 void mm_linear_s8(const void*);
 void mm_linear_codes(const void*);
+void mm_low_rank(const void*);
 }
 
 namespace mm {
@@ -32,6 +33,8 @@ T* at(void* values) {
 // What one product of an expert reads and writes.
 struct Product {
     const int64_t* matrix;  // its arguments, in the table of matrices
+    const int64_t* change;  // a LowRank, in the table of changes, or null
+    const int32_t* slots;   // of the rows, for the change
     int32_t kind;
     const void* x;
     int64_t x_stride;
@@ -53,15 +56,26 @@ void multiply_by(void (*call)(const void*), const Product& product) {
 
 inline void multiply_rows(const Product& product) {
     switch (product.kind) {
-        case 0: return multiply_by<Linear>(mm_linear, product);
-        case 1: return multiply_by<LinearS8>(mm_linear_s8, product);
-        default: return multiply_by<LinearCodes>(mm_linear_codes, product);
+        case 0: multiply_by<Linear>(mm_linear, product); break;
+        case 1: multiply_by<LinearS8>(mm_linear_s8, product); break;
+        default: multiply_by<LinearCodes>(mm_linear_codes, product);
     }
+    if (product.change == nullptr || *product.change == 0) return;
+    LowRank added = *reinterpret_cast<const LowRank*>(*product.change);
+    added.x = product.x;
+    added.x_stride = product.x_stride;
+    added.out = product.out;
+    added.out_stride = added.n;
+    added.slots = product.slots;
+    added.rows = product.rows;
+    added.num_threads = product.num_threads;
+    mm_low_rank(&added);
 }
 
 // The routes of a step: pairs of a token and one of its experts, sorted by expert.
 struct Routes {
     std::vector<int64_t> starts, order, places, active;
+    std::vector<int32_t> slots;  // in this order, where adapters change experts
 
     explicit Routes(const RunExperts& args)
         : starts(args.experts + 1), order(args.tokens * args.top_k), places(order.size()) {
@@ -75,6 +89,8 @@ struct Routes {
             places[i] = next[args.ids[i]]++;
             order[places[i]] = int64_t(i);
         }
+        if (args.slots == nullptr) return;
+        for (const int64_t route : order) slots.push_back(args.slots[route / args.top_k]);
     }
 };
 
@@ -96,6 +112,9 @@ void run_expert(const RunExperts& args, const Routes& routes, int64_t expert, in
     const int64_t first = routes.starts[expert], count = routes.starts[expert + 1] - first;
     const int64_t size = args.size, inner = args.inner;
     const int64_t* matrices = args.matrices + expert * 2;
+    const bool has_changes = args.slots != nullptr;
+    const int64_t* changes = has_changes ? args.changes + expert * 2 : nullptr;
+    const int32_t* slots = has_changes ? routes.slots.data() + first : nullptr;
     T* rows = at<T>(args.rows) + first * size;
     const bool has_gate = args.activation >= -1;
     T* both = at<T>(args.both) + first * (has_gate ? 2 : 1) * inner;
@@ -104,7 +123,8 @@ void run_expert(const RunExperts& args, const Routes& routes, int64_t expert, in
         const int64_t token = routes.order[first + i] / args.top_k;
         std::copy_n(at<const T>(args.x) + token * args.x_stride, size, rows + i * size);
     }
-    multiply_rows({matrices, args.first_kind, rows, size, both, count, num_threads});
+    multiply_rows(
+        {matrices, changes, slots, args.first_kind, rows, size, both, count, num_threads});
     if (!has_gate) {
         by_kind(-2 - args.activation, [&](auto kind) {
             activate<decltype(kind)::value>(both, count, inner, num_threads);
@@ -118,7 +138,8 @@ void run_expert(const RunExperts& args, const Routes& routes, int64_t expert, in
         });
     }
     T* outs = at<T>(args.outs) + first * size;
-    multiply_rows({matrices + 1, args.last_kind, hidden, inner, outs, count, num_threads});
+    multiply_rows({matrices + 1, has_changes ? changes + 1 : nullptr, slots, args.last_kind, hidden,
+                   inner, outs, count, num_threads});
     if (args.weights_dtype != args.dtype) return;  // add_experts multiplies
     for (int64_t i = 0; i < count; ++i) {
         const float weight = load(at<const T>(args.weights)[routes.order[first + i]]);

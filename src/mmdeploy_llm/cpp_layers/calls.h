@@ -112,7 +112,7 @@ struct RmsNorm {
     int64_t rows;
     int64_t size;
     float eps;
-    int32_t is_centred;  // whether 1 + weight multiplies
+    float centre;  // added to the weight, and rounded only at the end; negative: rounded before
     int32_t num_threads;
 };
 
@@ -146,7 +146,7 @@ struct NormHeads {
     int64_t rows;
     int64_t size;
     float eps;
-    int32_t is_centred;
+    float centre;  // as RmsNorm has it
     int32_t num_threads;
 };
 
@@ -161,6 +161,7 @@ struct AddNorm {
     int64_t rows;
     int64_t size;
     float eps;
+    float centre;  // as RmsNorm has it
     int32_t num_threads;
 };
 
@@ -542,6 +543,8 @@ struct RunExperts {
     const int64_t* ids;      // [tokens][top_k]
     const int64_t* matrices; // [experts][2], arguments of gate and up together, and of down
     const int64_t* pages;    // [experts][2], address and bytes in a file; null: all are in memory
+    const int32_t* slots;    // [tokens], as of LowRank; null where no adapter changes an expert
+    const int64_t* changes;  // [experts][2], a LowRank of each matrix that has changes, else 0
     int32_t first_kind;      // of gate and up: 0 Linear, 1 LinearS8, 2 LinearCodes
     int32_t last_kind;       // of down
     void* rows;              // [tokens * top_k][size]: memory to compute in, as the next three
@@ -593,6 +596,21 @@ struct Temper {
     int64_t size;
     const float* temperatures;  // [rows]
     float* out;                 // [rows][size]
+    int32_t num_threads;
+};
+
+// The sum of exp((logits - their largest) / temperature) of each row, nearly, and the token that a
+// draw without rules takes, or -1 where its rounding may decide; see sample.h.
+struct Weigh {
+    int32_t dtype;
+    const void* logits;  // [rows][size]
+    int64_t stride;
+    int64_t rows;
+    int64_t size;
+    const float* temperatures;  // [rows]
+    const double* uniforms;     // [rows]
+    double* sums;               // [rows]
+    int64_t* tokens;            // [rows]
     int32_t num_threads;
 };
 
@@ -714,6 +732,7 @@ struct PlaceThreads {
     CALL(largest, Largest)            \
     CALL(first_largest, FirstLargest) \
     CALL(temper, Temper)              \
+    CALL(weigh, Weigh)                \
     CALL(cut, Cut)                    \
     CALL(invert, Invert)              \
     CALL(patchify, Patchify)          \

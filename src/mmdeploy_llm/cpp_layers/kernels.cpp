@@ -51,7 +51,7 @@ void run(const mm::RmsNorm& args) {
         mm::add_and_norm(of.in(args.x), args.x_stride, of.out(args.residual), of.out(args.out),
                          args.rows, args.size, args.num_threads, [&](auto* in, auto* out) {
                              mm::norm_row(in, of.in(args.weight), out, args.size, args.eps,
-                                          args.is_centred != 0);
+                                          args.centre);
                          });
     });
 }
@@ -70,7 +70,7 @@ void run(const mm::NormHeads& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::norm_heads(of.in(args.x), args.row_stride, args.heads, args.head_stride,
                        of.in(args.weight), of.out(args.out), args.out_row_stride,
-                       args.out_head_stride, args.rows, args.size, args.eps, args.is_centred != 0,
+                       args.out_head_stride, args.rows, args.size, args.eps, args.centre,
                        args.num_threads);
     });
 }
@@ -78,7 +78,8 @@ void run(const mm::NormHeads& args) {
 void run(const mm::AddNorm& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::add_norm(of.in(args.x), args.x_stride, of.in(args.weight), of.in(args.factor),
-                     of.out(args.sum), args.rows, args.size, args.eps, args.num_threads);
+                     of.out(args.sum), args.rows, args.size, args.eps, args.centre,
+                     args.num_threads);
     });
 }
 
@@ -153,6 +154,13 @@ void run(const mm::Temper& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::temper(of.in(args.logits), args.stride, args.rows, args.size, args.temperatures,
                    args.out, args.num_threads);
+    });
+}
+
+void run(const mm::Weigh& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::weigh(of.in(args.logits), args.stride, args.rows, args.size, args.temperatures,
+                  args.uniforms, args.sums, args.tokens, args.num_threads);
     });
 }
 

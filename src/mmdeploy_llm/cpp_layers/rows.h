@@ -80,21 +80,21 @@ inline float inverse_rms(const T* in, int64_t size, float eps) {
 }
 
 // out = norm(in) * weight, or without a weight norm(in); `out` may be `in`. The normed value is
-// rounded to T before the weight is applied, as in transformers' modules. is_centred: times
-// 1 + weight, and rounded only at the end.
+// rounded to T before the weight is applied, as in transformers' modules. centre: times
+// centre + weight, and rounded only at the end; none where it is negative.
 template <typename T>
 inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps,
-                     bool is_centred = false) {
+                     float centre) {
     const float scale = inverse_rms(in, size, eps);
     if (weight == nullptr) {
 #pragma omp simd
         for (int64_t c = 0; c < size; ++c) out[c] = store<T>(load(in[c]) * scale);
         return;
     }
-    if (is_centred) {
+    if (centre >= 0.0f) {
 #pragma omp simd
         for (int64_t c = 0; c < size; ++c) {
-            out[c] = store<T>(load(in[c]) * scale * (1.0f + load(weight[c])));
+            out[c] = store<T>(load(in[c]) * scale * (centre + load(weight[c])));
         }
         return;
     }
@@ -143,10 +143,10 @@ inline void layer_norm_row(const T* in, const T* weight, const T* bias, T* out, 
     }
 }
 
-// sum = (sum + norm(x) * weight) * factor, rounded to T after each operation; no factor is 1.
+// sum = (sum + norm of norm_row) * factor, rounded to T after each operation; no factor is 1.
 template <typename T>
 void add_norm(const T* x, int64_t x_stride, const T* weight, const T* factor, T* sum, int64_t rows,
-              int64_t size, float eps, int num_threads) {
+              int64_t size, float eps, float centre, int num_threads) {
     const float last = factor == nullptr ? 1.0f : load(*factor);
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
@@ -155,7 +155,9 @@ void add_norm(const T* x, int64_t x_stride, const T* weight, const T* factor, T*
             const float scale = inverse_rms(in, size, eps);
 #pragma omp simd
             for (int64_t c = 0; c < size; ++c) {
-                const float normed = rounded<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
+                const float value = load(in[c]) * scale, own = load(weight[c]);
+                const float normed = rounded<T>(centre < 0.0f ? rounded<T>(value) * own
+                                                              : value * (centre + own));
                 to[c] = store<T>(rounded<T>(load(to[c]) + normed) * last);
             }
         }
@@ -167,13 +169,13 @@ void add_norm(const T* x, int64_t x_stride, const T* weight, const T* factor, T*
 template <typename T>
 void norm_heads(const T* x, int64_t row_stride, int64_t heads, int64_t head_stride,
                 const T* weight, T* out, int64_t out_row_stride, int64_t out_head_stride,
-                int64_t rows, int64_t size, float eps, bool is_centred, int num_threads) {
+                int64_t rows, int64_t size, float eps, float centre, int num_threads) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t head = 0; head < heads; ++head) {
                 norm_row(x + row * row_stride + head * head_stride, weight,
                          out + row * out_row_stride + head * out_head_stride, size, eps,
-                         is_centred);
+                         centre);
             }
         }
     });

@@ -106,22 +106,77 @@ void first_largest(const T* logits, int64_t stride, int64_t rows, int64_t size, 
     });
 }
 
+template <typename T>
+float largest_of(const T* in, int64_t size) {
+    float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int64_t c = 0; c < size; ++c) {
+        const float value = load(in[c]);
+        largest = value > largest ? value : largest;
+    }
+    return largest;
+}
+
 // out = (logits - largest logit of the row) / temperature.
 template <typename T>
 void temper(const T* logits, int64_t stride, int64_t rows, int64_t size, const float* temperatures,
             float* out, int num_threads) {
     parallel_for(rows, num_threads, [&](int64_t row) {
         const T* in = logits + row * stride;
-        float largest = -INFINITY;
-#pragma omp simd reduction(max : largest)
-        for (int64_t c = 0; c < size; ++c) {
-            const float value = load(in[c]);
-            largest = value > largest ? value : largest;
-        }
-        const float temperature = temperatures[row];
+        const float largest = largest_of(in, size), temperature = temperatures[row];
         float* to = out + row * size;
 #pragma omp simd
         for (int64_t c = 0; c < size; ++c) to[c] = (load(in[c]) - largest) / temperature;
+    });
+}
+
+// sums = the sum of exp((logit - largest) / temperature) of each row, nearly; tokens = what a draw
+// without rules takes, or -1 where it may depend on how the softmax is rounded.
+template <typename T>
+void weigh(const T* logits, int64_t stride, int64_t rows, int64_t size, const float* temperatures,
+           const double* uniforms, double* sums, int64_t* tokens, int num_threads) {
+    constexpr int64_t BLOCK = 512;
+    // An exponential of ours and one of torch, divided by its sum, are at most this far apart, and
+    // so is a share of all of them: half of it comes from what is drawn, half from what is not.
+    constexpr double ERROR = 1.0 / (1 << 21);
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        const T* in = logits + row * stride;
+        const float largest = largest_of(in, size), temperature = temperatures[row];
+        alignas(64) float exps[BLOCK];
+        const auto weigh_block = [&](int64_t begin) {
+            const int64_t num = std::min(BLOCK, size - begin);
+            // GCC would divide once for each case of the exponential, if that was in the same loop.
+#pragma omp simd
+            for (int64_t c = 0; c < num; ++c) exps[c] = (load(in[begin + c]) - largest) / temperature;
+#pragma omp simd
+            for (int64_t c = 0; c < num; ++c) exps[c] = fast_exp(exps[c]);
+            return num;
+        };
+        static thread_local std::vector<double> before;  // the sum of all blocks before each
+        before.clear();
+        double total = 0.0;
+        for (int64_t begin = 0; begin < size; begin += BLOCK) {
+            before.push_back(total);
+            const int64_t num = weigh_block(begin);
+            double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t c = 0; c < num; ++c) sum += exps[c];
+            total += sum;
+        }
+        sums[row] = total;
+        const double target = uniforms[row] * total, margin = ERROR * total;
+        const auto after = std::upper_bound(before.begin(), before.end(), target);
+        const int64_t block = std::max<int64_t>(after - before.begin() - 1, 0);  // of NaN the first
+        const int64_t num = weigh_block(block * BLOCK);
+        double sum = before[block], last = sum;
+        int64_t token = 0;
+        for (; token < num; ++token) {
+            last = sum;
+            sum += exps[token];
+            if (sum > target) break;
+        }
+        const bool is_sure = last + margin <= target && target + margin < sum;
+        tokens[row] = is_sure ? block * BLOCK + token : -1;
     });
 }
 

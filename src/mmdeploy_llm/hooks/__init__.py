@@ -10,6 +10,7 @@ from mmdeploy_llm.plugin_objects.attention import (
 )
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
+from mmdeploy_llm.plugin_objects.corpora import CorpusFile, CorpusFormatSpec, DamagedRow
 from mmdeploy_llm.plugin_objects.encoder_prompts import EncoderPrompt, EncoderPrompts
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
@@ -36,7 +37,6 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .corpora import CorpusFile, CorpusFormatSpec, DamagedRow
 from .kinds import KindTable
 from .manager import PluginManager
 from .records import PluginFailure, PluginInfo

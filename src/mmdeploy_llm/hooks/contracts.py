@@ -31,6 +31,9 @@ class ModelSpec:
     factory: "module:Class", called as factory(config) with transformers' config object, on the meta
         device; returns a Model.
     media: kinds of media that the model accepts.
+    refuses: "module:function", called as function(config): why the family does not compute a model
+        of these architectures, a sentence without its end, or None. The next plugin that serves
+        the model takes it then, and the log says why. None: the family takes all.
     reasoning, tools: names of the default parsers.
     atomic_media: the tokens of a media item, up to text between them, are computed in one step and
         attend to each other in both directions.
@@ -67,6 +70,7 @@ class ModelSpec:
     atomic_media: bool = False
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
+    refuses: str | None = None
     gguf: str | None = None
     boxes: str | None = None
     encoder: str | None = None

@@ -13,6 +13,7 @@ from mmdeploy_llm.errors import (
     PluginError,
 )
 from mmdeploy_llm.plugin_objects.attention import AttentionBackend, AttentionBackendSpec
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import KEEP, ReadingPreset
@@ -25,9 +26,8 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .corpora import CorpusFormatSpec
 from .names import error_text, listing
-from .records import FAULTS, FactorySpec, PluginOrigin, Spec, describe
+from .records import FAULTS, FactorySpec, PluginOrigin, Provided, Spec, describe
 from .splitting import MediaSplitter
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
@@ -55,6 +55,25 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def refusal(config: Any, item: Provided[ModelSpec]) -> str | None:
+    """Returns why a model's plugin refuses its config; None where it takes it. Errors of this
+    package pass through, any other becomes a PluginError that names the plugin."""
+    spec, origin = item.spec, item.origin
+    if spec.refuses is None or config is None:
+        return None
+    about = f"{origin}: {spec.refuses}, which says what {describe(spec)} refuses,"
+    ask = imported_for(spec.refuses, about)
+    try:
+        reason = ask(config)
+    except MMDeployLLMError:
+        raise
+    except FAULTS as error:
+        raise PluginError(f"{about} failed: {error_text(error)}") from error
+    if reason is not None and not (isinstance(reason, str) and reason):
+        raise PluginContractError(f"{about} must return a text or None, got {reason!r}")
+    return reason
+
+
 def imported_for(name: str, about: str) -> Any:
     """Imports what a spec names. about: begins the message of the PluginError if it cannot be."""
     try:
@@ -72,24 +91,27 @@ def imported(name: str) -> Any:
     return found
 
 
-def build(spec: FactorySpec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
+def build(spec: FactorySpec, origin: PluginOrigin, args: tuple[Any, ...], note: str = "") -> Any:
     """Returns `factory(*args)`, checked against its contract.
 
     Errors of this package pass through. Any other becomes an error that names the plugin: a
     ModelNotSupportedError for a model, whose constructor fails on most odd configs, else a
-    PluginError.
+    PluginError. note: the end of an error about a model.
     """
     factory = resolve(spec, origin)
     try:
         built = factory(*args)
+    except ModelNotSupportedError as error:
+        if not note:
+            raise
+        raise ModelNotSupportedError(f"{error}{note}") from error
     except MMDeployLLMError:
         raise
     except FAULTS as error:
         is_model = isinstance(spec, ModelSpec) and isinstance(error, Exception)
         kind = ModelNotSupportedError if is_model else PluginError
-        raise kind(
-            f"{origin}: building {describe(spec)} with {spec.factory} failed: {error_text(error)}"
-        ) from error
+        about = f"{origin}: building {describe(spec)} with {spec.factory} failed"
+        raise kind(f"{about}: {error_text(error)}{note}") from error
     problem = _problem(spec, built)
     if problem:
         raise PluginContractError(

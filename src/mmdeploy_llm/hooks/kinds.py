@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.declared import BUILT_IN, Declared
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec
-from .corpora import CorpusFormatSpec
 from .names import normalise
 from .records import PluginOrigin, Provided, describe
 from .selection import Chooser

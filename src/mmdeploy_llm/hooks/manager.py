@@ -199,14 +199,16 @@ class PluginManager:
             return ""
         return "\nPlugins that failed:" + "".join(f"\n - {failure}" for failure in self.failures)
 
-    def model_for(self, architectures: Sequence[str]) -> ModelSpec:
-        """Returns the spec for the first of these architectures that a plugin serves.
+    def model_for(self, architectures: Sequence[str], config: Any = None) -> ModelSpec:
+        """Returns the spec for the first of these architectures that a plugin serves. config: of
+        the model, which a plugin may refuse; None: none is asked.
 
         Raises ModelNotSupportedError when none is served, PluginConflictError on a tie.
         """
         models = self._registry.provided(ModelSpec)
         self._chooser.tell_unused(architectures, self._registry.all_provided)
-        return selection.select_model(models, architectures, self._note(), self._chooser)
+        ask = partial(factories.refusal, config)
+        return selection.select_model(models, architectures, self._note(), self._chooser, ask)
 
     def reasoning_parser(self, name: str) -> ReasoningParserSpec:
         """Returns the parser of this name or alias; "_" equals "-" and case does not matter.
@@ -318,7 +320,8 @@ class PluginManager:
         else PluginError, and names the plugin. Raises PluginContractError when the result is not
         what the spec promises.
         """
-        return factories.build(spec, self._registry.origin(spec), args)
+        note = self._chooser.refusals.get(spec.name, "")
+        return factories.build(spec, self._registry.origin(spec), args, note)
 
     def build_splitter(self, spec: MediaProcessorSpec, *args: Any) -> MediaSplitter:
         """Calls the factory of a spec with `yields`, as `build` does."""

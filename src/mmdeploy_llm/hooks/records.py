@@ -8,13 +8,13 @@ from typing import Generic, Literal, TypeVar
 
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
-from .corpora import CorpusFormatSpec
 from .names import normalise
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]

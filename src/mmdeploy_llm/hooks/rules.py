@@ -14,6 +14,7 @@ from mmdeploy_llm.plugin_objects.chat_parts import (
     ChatPartSpec,
     are_keys,
 )
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.declared import HEAD
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
@@ -21,7 +22,6 @@ from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
-from .corpora import CorpusFormatSpec
 from .records import Spec
 
 TP_KINDS = (
@@ -155,6 +155,10 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reasoning": _NAME_OR_NONE,
             "tools": _NAME_OR_NONE,
             "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
+            "refuses": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
             "gguf": ('"module:TABLE" or None', lambda value: value is None or _is_factory(value)),
             "tiny": (
                 '"module:FAMILY" or None',

@@ -5,19 +5,19 @@ what is built in. A tie is an error, nothing is guessed."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.relatives import relatives
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec
-from .corpora import CorpusFormatSpec
 from .names import did_you_mean, listing, normalise
 from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
-from .relatives import relatives
 
 ANY_MODEL = "*"
 
@@ -35,6 +35,7 @@ class Chooser:
     def __init__(self, use: Mapping[str, str]) -> None:
         self._use = {normalise(key): normalise(plugin) for key, plugin in use.items()}
         self._told: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}  # name of a model -> who refused what it runs
 
     @property
     def told(self) -> Mapping[str, str]:
@@ -91,6 +92,14 @@ class Chooser:
             f"blocked_plugins=({own!r},)",
         )
 
+    def tell_refusals(self, key: str, winner: Provided[ModelSpec], refusals: Sequence[str]) -> None:
+        """Warns once that a plugin runs what others refuse."""
+        said = "; ".join(refusals)
+        self.refusals[winner.spec.name] = f"; {said}" if said else ""
+        if said and key not in self._told:
+            self._told[key] = winner.origin.name
+            logger.warning("architecture %r comes from %s: %s", key, winner.origin, said)
+
     def tell_unused(self, architectures: Sequence[str], provided: Sequence[Provided[Any]]) -> None:
         """Warns of names in `use` that could only be the model's architecture, and are not."""
         if not self._use:
@@ -132,17 +141,22 @@ def _tie(best: Sequence[Provided[SpecT]], wanted: str, key: str) -> str:
     )
 
 
+Ask = Callable[[Provided[ModelSpec]], str | None]
+
+
 def select_model(
     provided: Sequence[Provided[ModelSpec]],
     architectures: Sequence[str],
     note: str,
     chooser: Chooser,
+    ask: Ask = lambda item: None,
 ) -> ModelSpec:
     """Returns the spec that names the first possible of `architectures`, else one of the same
     decoder with another head, else one that serves any.
 
-    note: the end of the error message.
+    note: the end of the error message. ask: why a spec refuses the config; None: it takes it.
     """
+    refusals: list[str] = []
     for architecture in architectures:
         named = [
             item
@@ -152,14 +166,18 @@ def select_model(
         ]
         exact = [item for item in named if architecture in item.spec.architectures]
         if named:
+            # It is not asked: its factory raises for what it does not compute.
             return chooser.top(exact or named, f"architecture {architecture!r}", architecture).spec
     others = [other for name in architectures for other in relatives(name)]
     wanted_names = (*architectures, *others, ANY_MODEL) if architectures else ()
     for architecture in wanted_names:
-        candidates = [item for item in provided if architecture in item.spec.architectures]
+        serving = [item for item in provided if architecture in item.spec.architectures]
+        candidates = _taking(serving, ask, refusals)
         if candidates:
             key = architectures[0] if architecture == ANY_MODEL else architecture
-            return chooser.top(candidates, f"architecture {key!r}", key).spec
+            taken = chooser.top(candidates, f"architecture {key!r}", key)
+            chooser.tell_refusals(key, taken, refusals)
+            return taken.spec
     known = [name for item in provided for name in item.spec.architectures]
     if not architectures:
         found = "the config.json of the model names no architecture"
@@ -167,9 +185,27 @@ def select_model(
         wanted = " or ".join(map(repr, architectures))
         hint = did_you_mean(architectures[0], known)
         found = f"no loaded plugin serves the architecture {wanted}{hint}"
+        if refusals:
+            found = f"no loaded plugin takes this model of the architecture {wanted}: "
+            found += "; ".join(refusals)
     raise ModelNotSupportedError(
         f"{found}. Supported: {listing(known)}. Use one of these or install a plugin for it{note}"
     )
+
+
+def _taking(
+    candidates: Sequence[Provided[ModelSpec]], ask: Ask, refusals: list[str]
+) -> Sequence[Provided[ModelSpec]]:
+    """Returns the candidates without those of the highest rank that refuse the config, which are
+    added to `refusals`. Those below one that takes it are not asked."""
+    while candidates:
+        reasons = [(item, ask(item)) for item in _highest(candidates)]
+        refusing = [item for item, reason in reasons if reason]
+        if not refusing:
+            break
+        refusals += [f"{item.origin} refuses it: {reason}" for item, reason in reasons if reason]
+        candidates = [item for item in candidates if item not in refusing]
+    return candidates
 
 
 def select_named(

@@ -15,6 +15,7 @@ from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
@@ -27,7 +28,6 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .corpora import CorpusFormatSpec
 from .kinds import claimed
 from .names import did_you_mean, error_text, listing, normalise, shown_uri
 from .records import PluginOrigin, Spec, describe

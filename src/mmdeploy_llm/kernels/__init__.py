@@ -229,6 +229,11 @@ class DrawKernels(Protocol):
         """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
         temperature: [R] float32."""
 
+    def weigh(self, logits: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the sum of exp((logits - largest of the row) / temperature), to 2**-21 of it, [R]
+        float64, and the token that a draw without rules takes, [R] int64: -1 where that may depend
+        on how torch rounds a softmax. temperature: [R] float32. uniforms: [R] float64."""
+
     def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         """Sets z to -inf where the rules do not keep it: they keep z >= least, then the top_k
         largest, then the largest that hold top_p of the remaining mass; a tie with the last one is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,15 @@ class LowRankTable(Protocol):
     def add(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
         """Changes `out` [T, n], the product of x [T, k], in place. slots: [T] int32, the adapter of
         each row; -1 for none. A row's result does not depend on the other rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertChanges:
+    """The changes of a step's experts. tables: by expert and whether it is its down matrix, or gate
+    and up. slots: as in LowRankTable.add, of each token."""
+
+    tables: Mapping[tuple[int, bool], LowRankTable]
+    slots: Tensor
 
 
 class LowRankKernels(Protocol):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from . import ActivationName, PackedWeight
+    from .low_rank import ExpertChanges
 
 # Of each expert: softmax over all, or over those that are chosen; or the sigmoid.
 Scores = Literal["softmax", "softmax of chosen", "sigmoid"]
@@ -55,9 +56,20 @@ class Gates:
 class Mixture(Protocol):
     """The experts of one layer: MLPs."""
 
-    def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
+    def takes(self, changes: ExpertChanges) -> bool:
+        """Whether `run` adds these changes: their tables are those of the same kernels."""
+
+    def run(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        gates: Gates,
+        changes: ExpertChanges | None = None,
+    ) -> Tensor:
         """Computes the weighted sum of experts: x [T, S], weights [T, k] of x's dtype or float32,
-        ids [T, k] -> [T, S] of x's dtype, with the bits of a loop over experts."""
+        ids [T, k] -> [T, S] of x's dtype, with the bits of a loop over experts. changes: of
+        adapters, which it takes."""
 
 
 class MixtureKernels(Protocol):

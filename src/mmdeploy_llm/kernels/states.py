@@ -18,9 +18,14 @@ class NormKernels(Protocol):
     """Computes norms that not every device has kernels for."""
 
     def centred_norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        residual: Tensor | None = None,
+        centre: float = 1.0,
     ) -> Tensor:
-        """Returns norm(x) * (1 + weight) for rows [T, size], rounded once. With a residual
+        """Returns norm(x) * (centre + weight) for rows [T, size], rounded once. With a residual
         [T, size], adds x to it in place and norms the sum."""
 
     def layer_norm(
@@ -37,19 +42,28 @@ class NormKernels(Protocol):
         1 + weight, rounded, multiplies. With a residual [T, size], adds x to it in place and norms
         the sum."""
 
-    def norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
-        """Norms every head of x [T, heads, D] in place as `rms_norm` norms a row, or as
-        `centred_norm` does. Only the channels of a head need be contiguous."""
+    def norm_heads(
+        self, x: Tensor, weight: Tensor, eps: float, centre: float | None = None
+    ) -> None:
+        """Norms every head of x [T, heads, D] in place as `rms_norm` norms a row, or with a centre
+        as `centred_norm` does. Only the channels of a head need be contiguous."""
 
     def normed_heads(self, x: Tensor, eps: float) -> Tensor:
         """Returns every head of x [T, heads, D] normed, without a weight. Only the channels of a
         head need be contiguous."""
 
     def add_norm(
-        self, x: Tensor, weight: Tensor, eps: float, to: Tensor, factor: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        to: Tensor,
+        factor: Tensor | None = None,
+        centre: float | None = None,
     ) -> None:
-        """Adds norm(x) * weight for rows [T, size] to `to` [T, size], contiguous, and multiplies by
-        `factor` [1], if there is one; rounds after each operation."""
+        """Adds the norm of `rms_norm` for rows [T, size], or with a centre that of `centred_norm`,
+        to `to` [T, size], contiguous, and multiplies by `factor` [1], if there is one; rounds after
+        each operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

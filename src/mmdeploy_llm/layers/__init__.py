@@ -9,7 +9,7 @@ from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, added, mixture_kernels, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear
 from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
-from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.norm import LateRMSNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
 from mmdeploy_llm.state_layers.gated_delta import GatedDeltaConfig, GatedDeltaNet
@@ -76,6 +76,7 @@ __all__ = [
     "GridLM",
     "GroupRouter",
     "KernelLayer",
+    "LateRMSNorm",
     "LayerNorm",
     "Linear",
     "Mamba2",

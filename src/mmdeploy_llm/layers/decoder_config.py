@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mmdeploy_llm.basic_layers.mlp import AnyActivation
-from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.norm import (
+    LateRMSNorm,
+    LayerNorm,
+    NoNorm,
+    RMSNorm,
+    ZeroCenteredRMSNorm,
+)
 from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.caches import PagedKV
 
@@ -113,6 +119,13 @@ class DecoderConfig:
     zero_centered_norms: bool = field(
         default=False,
         metadata=about("norms multiply by 1 + weight"),
+    )
+    rounds_norms_late: bool = field(
+        default=False,
+        metadata=about(
+            "RMSNorms multiply by their weight in float32 and are then rounded to the dtype, not "
+            "before; so are those with zero_centered_norms anyway"
+        ),
     )
     layer_norms: bool = field(
         default=False,
@@ -251,7 +264,8 @@ class DecoderConfig:
 
     def new_norm(self, size: int) -> RMSNorm:
         """Returns an RMSNorm of the model's kind over `size` channels."""
-        kind = ZeroCenteredRMSNorm if self.zero_centered_norms else RMSNorm
+        late = LateRMSNorm if self.rounds_norms_late else RMSNorm
+        kind = ZeroCenteredRMSNorm if self.zero_centered_norms else late
         return kind(size, self.norm_eps)
 
     def new_residual_norm(self) -> RMSNorm | LayerNorm:

@@ -154,7 +154,7 @@ def _demand_served(subject: ModelSubject) -> None:
     """Raises CheckSkipped unless an engine would run the subject's model."""
     architectures = subject.config.architectures or ()
     try:
-        serves = PluginManager.load().model_for(architectures)
+        serves = PluginManager.load().model_for(architectures, subject.config)
     except ModelNotSupportedError as error:
         raise CheckSkipped(
             "no installed plugin serves the checkpoint; install yours (pip install -e .)"

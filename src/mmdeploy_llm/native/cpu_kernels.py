@@ -19,6 +19,7 @@ from .build import Level, build, cpu_levels
 from .draws import Draws
 from .low_rank import LowRankProducts
 from .mixtures import Mixtures
+from .norms import Norms
 from .pixels import Pixels
 from .prebuilt import find_prebuilt
 from .products import Products
@@ -39,7 +40,7 @@ class Itself:
         return kernels
 
 
-class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixels):
+class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixels):
     """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
     the shapes. They have all capabilities but `experts`."""
 
@@ -59,60 +60,6 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
             and all(x.stride(1) == head_dim for x in (q, k))
             and self.takes(q, k, v)
         )
-
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-    ) -> Tensor:
-        return self._norm(x, weight, eps, residual, is_centred=False)
-
-    def centred_norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-    ) -> Tensor:
-        return self._norm(x, weight, eps, residual, is_centred=True)
-
-    def _norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, *, is_centred: bool
-    ) -> Tensor:
-        out = self._empty(x.shape, dtype=x.dtype)
-        self._library.rms_norm(
-            dtype=x.dtype,
-            x=x,
-            x_stride=x.stride(0),
-            residual=residual,
-            weight=weight,
-            out=out,
-            rows=x.shape[0],
-            size=x.shape[1],
-            eps=eps,
-            is_centred=is_centred,
-        )
-        return out
-
-    def layer_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        residual: Tensor | None = None,
-        *,
-        is_centred: bool,
-    ) -> Tensor:
-        out = self._empty(x.shape, dtype=x.dtype)
-        self._library.layer_norm(
-            dtype=x.dtype,
-            x=x,
-            x_stride=x.stride(0),
-            residual=residual,
-            weight=weight,
-            bias=bias,
-            out=out,
-            rows=x.shape[0],
-            size=x.shape[1],
-            eps=eps,
-            is_centred=is_centred,
-        )
-        return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.gated_mul(gate, up, "silu")
@@ -243,51 +190,8 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         is_interleaved: bool,
     ) -> None:
         for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
-            self.norm_heads(heads, weight, eps, is_centred=False)
+            self.norm_heads(heads, weight, eps)
         self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
-
-    def norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
-        self._norm_heads(x, weight, x, eps, is_centred=is_centred)
-
-    def normed_heads(self, x: Tensor, eps: float) -> Tensor:
-        out = self._empty(x.shape, dtype=x.dtype)
-        self._norm_heads(x, None, out, eps, is_centred=False)
-        return out
-
-    def _norm_heads(
-        self, x: Tensor, weight: Tensor | None, out: Tensor, eps: float, *, is_centred: bool
-    ) -> None:
-        self._library.norm_heads(
-            dtype=x.dtype,
-            x=x,
-            row_stride=x.stride(0),
-            heads=x.shape[1],
-            head_stride=x.stride(1),
-            weight=weight,
-            out=out,
-            out_row_stride=out.stride(0),
-            out_head_stride=out.stride(1),
-            rows=x.shape[0],
-            size=x.shape[2],
-            eps=eps,
-            is_centred=is_centred,
-        )
-
-    def add_norm(
-        self, x: Tensor, weight: Tensor, eps: float, to: Tensor, factor: Tensor | None = None
-    ) -> None:
-        assert to.is_contiguous()
-        self._library.add_norm(
-            dtype=x.dtype,
-            x=x,
-            x_stride=x.stride(0),
-            weight=weight,
-            factor=factor,
-            sum=to,
-            rows=x.shape[0],
-            size=x.shape[1],
-            eps=eps,
-        )
 
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None

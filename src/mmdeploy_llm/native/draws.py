@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,44 +17,31 @@ class Draws(Library):
     def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
         values = torch.empty(logits.shape[0], num)
         ids = torch.empty(logits.shape[0], num, dtype=torch.int64)
-        self._library.largest(
-            dtype=logits.dtype,
-            logits=logits,
-            stride=logits.stride(0),
-            rows=logits.shape[0],
-            size=logits.shape[1],
-            num=num,
-            values=values,
-            ids=ids,
-        )
+        self._library.largest(**_rows_of(logits), num=num, values=values, ids=ids)
         return values, ids
 
     def first_largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = torch.empty(logits.shape[0], dtype=torch.int64)
         peaks = torch.empty(logits.shape[0], dtype=logits.dtype)
-        self._library.first_largest(
-            dtype=logits.dtype,
-            logits=logits,
-            stride=logits.stride(0),
-            rows=logits.shape[0],
-            size=logits.shape[1],
-            ids=ids,
-            peaks=peaks,
-        )
+        self._library.first_largest(**_rows_of(logits), ids=ids, peaks=peaks)
         return ids, peaks
 
     def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
         out = torch.empty(logits.shape)
-        self._library.temper(
-            dtype=logits.dtype,
-            logits=logits,
-            stride=logits.stride(0),
-            rows=logits.shape[0],
-            size=logits.shape[1],
-            temperatures=temperature,
-            out=out,
-        )
+        self._library.temper(**_rows_of(logits), temperatures=temperature, out=out)
         return out
+
+    def weigh(self, logits: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        sums = torch.empty(logits.shape[0], dtype=torch.float64)
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        self._library.weigh(
+            **_rows_of(logits),
+            temperatures=temperature,
+            uniforms=uniforms,
+            sums=sums,
+            tokens=tokens,
+        )
+        return sums, tokens
 
     def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         self._library.cut(
@@ -70,3 +60,10 @@ class Draws(Library):
             probs=probs, rows=probs.shape[0], size=probs.shape[1], uniforms=uniforms, tokens=tokens
         )
         return tokens
+
+
+def _rows_of(logits: Tensor) -> Mapping[str, Any]:
+    """Returns the arguments that say where the rows are."""
+    rows, size = logits.shape
+    place = {"dtype": logits.dtype, "logits": logits, "stride": logits.stride(0)}
+    return place | {"rows": rows, "size": size}

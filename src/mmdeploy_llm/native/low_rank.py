@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Structure
 from itertools import pairwise
 
 import torch
@@ -30,7 +31,7 @@ class Table:
         dtype: torch.dtype,
     ) -> None:
         self._products, self._k, self._dtype = products, k, dtype
-        self._starts = torch.tensor(starts)
+        self._starts, self._n = torch.tensor(starts), starts[-1]
         self._entries = torch.zeros(num_slots, NUM_FIELDS, dtype=torch.int64)
         self._kept: dict[int, Sequence[Tensor | None]] = {}
 
@@ -54,6 +55,15 @@ class Table:
 
     def add(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
         self._products.add_low_rank(out, x, slots, self._entries, self._starts)
+
+    def arguments(self) -> Structure:
+        """Returns the arguments of the call that `add` makes, but for what differs between steps;
+        they are good as long as the table lives."""
+        empty = self._products._empty
+        out, x = (empty((1, size), dtype=self._dtype) for size in (self._n, self._k))
+        slots = empty((1,), dtype=torch.int32)
+        ((_, args),) = self._products.captured(lambda: self.add(out, x, slots))
+        return args
 
 
 class LowRankProducts(Library):

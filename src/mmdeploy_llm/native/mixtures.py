@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import Structure, addressof
 from typing import get_args
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.kernels import ActivationName, PackedWeight
+from mmdeploy_llm.kernels.low_rank import ExpertChanges, LowRankTable
 from mmdeploy_llm.kernels.mixtures import Gates, RouteRule, Scores
 
 from .library import Library
+from .low_rank import Table
 from .packed import PACKED
 
 PRODUCTS = ("linear", "linear_s8", "linear_codes")  # as experts.h numbers them
@@ -118,8 +120,21 @@ class Mixture:
         self._args = [args for _, args in matrices]  # kept alive
         own = np.array([addressof(args) for args in self._args], dtype=np.int64)
         self._table = torch.from_numpy(own)
+        self._changing: Mapping[tuple[int, bool], LowRankTable] | None = None
+        self._changes: Tensor | None = None
+        self._change_args: list[Structure] = []
 
-    def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
+    def takes(self, changes: ExpertChanges) -> bool:
+        return all(isinstance(table, Table) for table in changes.tables.values())
+
+    def run(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        gates: Gates,
+        changes: ExpertChanges | None = None,
+    ) -> Tensor:
         names: tuple[str, ...] = get_args(ActivationName)
         assert weights.is_contiguous()
         assert experts.is_contiguous()
@@ -145,6 +160,8 @@ class Mixture:
             ids=experts,
             matrices=self._table,
             pages=self._pages,
+            slots=None if changes is None else changes.slots,
+            changes=None if changes is None else self._changes_by(changes.tables),
             first_kind=self._kinds[0],
             last_kind=self._kinds[1],
             **memory,
@@ -156,6 +173,19 @@ class Mixture:
             inner=inner,
         )
         return out
+
+    def _changes_by(self, tables: Mapping[tuple[int, bool], LowRankTable]) -> Tensor | None:
+        """Returns the addresses of LowRank arguments, [E, 2]. They stay where they are for as long
+        as the same matrices are changed."""
+        if self._changing != tables:
+            found = np.zeros((len(self._args) // 2, 2), dtype=np.int64)
+            self._change_args = []
+            for (expert, is_down), table in tables.items():
+                assert isinstance(table, Table), "takes was True"
+                self._change_args.append(table.arguments())
+                found[expert, int(is_down)] = addressof(self._change_args[-1])
+            self._changing, self._changes = dict(tables), torch.from_numpy(found)
+        return self._changes
 
 
 def _pages_of(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> Tensor:

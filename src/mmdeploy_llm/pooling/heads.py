@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.relatives import HeadKind
+from mmdeploy_llm.plugin_objects.relatives import HeadKind
 from mmdeploy_llm.weights.files import LOADABLE, SafetensorsFile
 from mmdeploy_llm.weights.map import Target
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.mlp import GatedMLP
-from mmdeploy_llm.basic_layers.norm import RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.norm import LateRMSNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.decoder import Attention, DecoderLayer
 
 from .sites import Site
@@ -118,7 +118,7 @@ def _after_norms(layer: DecoderLayer) -> Iterator[tuple[str, int | None, Fold]]:
 
 
 def _norm(name: str, norm: nn.Module) -> Fold | None:
-    if type(norm) not in (RMSNorm, ZeroCenteredRMSNorm):
+    if type(norm) not in (RMSNorm, LateRMSNorm, ZeroCenteredRMSNorm):
         return None
     return Fold(norm=f"{name}.weight", is_centred=type(norm) is ZeroCenteredRMSNorm)
 

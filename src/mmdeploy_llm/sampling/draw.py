@@ -13,8 +13,8 @@ token by inverse CDF, in vocabulary order.
 A row is first drawn from its 64 largest logits, from its 1,024 when top_k keeps more, and from the
 whole vocabulary when these may not be all. Which of them depends on that row alone, softmax works
 row by row, and probabilities are whole multiples of 2**-50, whose sums are exact in any order: the
-same row gives the same token in every batch. The CPU kernels compute the same values and therefore
-draw the same token.
+same row gives the same token in every batch. The CPU kernels compute the same values, or compute
+nearly and see that it cannot matter (sure_draw.py), and therefore draw the same token.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """
@@ -22,7 +22,6 @@ Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,37 +30,14 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import DrawKernels
 
+from .draw_params import DrawParams, take_rows
 from .largest import largest
+from .sure_draw import draw_surely
 
 UNITS = 2.0**50  # units in a probability of 1; sums stay below 2**53, where float64 is exact
 PREFIX_SIZES = (64, 1024)
 CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporaries
 WIDTH = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawParams:
-    """The params of random draws, one value for each row: [R]. top_k 0, top_p 1 and min_p 0 switch
-    the rule off.
-
-    temperature > 0. uniforms: random numbers in [0, 1).
-    """
-
-    temperature: NDArray[np.float32]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    uniforms: NDArray[np.float64]
-
-    def take(self, rows: NDArray[np.int64]) -> DrawParams:
-        """Returns the params of some rows."""
-        return DrawParams(
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            uniforms=self.uniforms[rows],
-        )
 
 
 def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None) -> Tensor:
@@ -77,10 +53,16 @@ def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None)
     is_mixed = (params.top_k == 0) & (params.min_p == 0)  # no rule drops tokens before top_p
     has_no_rule = is_mixed & (params.top_p >= 1)
     is_drawn = np.zeros(num_rows, dtype=np.bool_)
+    is_open = np.zeros(num_rows, dtype=np.bool_)  # whether the first prefix is too short
+    rows = np.flatnonzero(is_mixed)
+    if kernels is not None and len(rows) and vocab_size > PREFIX_SIZES[0]:
+        own = params.take(rows)
+        sure = draw_surely(take_rows(logits, rows), own, PREFIX_SIZES[0], kernels)
+        tokens[rows], is_drawn[rows], is_open[rows] = sure.tokens, sure.is_sure, sure.is_open
     for size in (size for size in PREFIX_SIZES if size < vocab_size):
         # The prefix must hold the k-th value and one below it. Other rules keep either few tokens
         # or so many that a second prefix is wasted.
-        is_tried = ~is_drawn & ~has_no_rule & (params.top_k < size)
+        is_tried = ~is_drawn & ~is_open & ~has_no_rule & (params.top_k < size)
         is_tried &= (params.top_k > 0) | (size == PREFIX_SIZES[0])
         for group, is_top_p_alone in ((is_mixed, True), (~is_mixed, False)):
             rows = np.flatnonzero(group & is_tried)
@@ -95,13 +77,6 @@ def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None)
         rows = chosen[chunk]
         tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows), kernels)
     return tokens
-
-
-def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Returns some rows of [R, V], in ascending order; without a copy when it is all of them."""
-    if len(rows) == logits.shape[0]:
-        return logits
-    return logits[torch.from_numpy(rows).to(logits.device)]
 
 
 def _chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:

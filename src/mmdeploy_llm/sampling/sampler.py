@@ -25,7 +25,8 @@ from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.transfer import to_device
 
 from .adjust import adjust
-from .draw import draw, take_rows
+from .draw import draw
+from .draw_params import take_rows
 from .grammar import GrammarBackend
 from .largest import first_argmax
 from .logprobs import are_certain, logprobs_of

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mmdeploy_llm.params import EarlyStopParams, NoRepeatNGramParams, SamplingParams
 
-from .draw import DrawParams
+from .draw_params import DrawParams
 from .grammar import GrammarBackend
 from .guide import Guide
 from .processors import ActiveProcessor, LogitsProcessors

@@ -78,7 +78,7 @@ def is_quantized(config: dict[str, Any]) -> bool:
 def built(config: EngineConfig, checkpoint: Checkpoint) -> Any:
     """Returns the model of a checkpoint on the meta device."""
     manager = PluginManager.of(config)
-    spec = manager.model_for(checkpoint.config.architectures or ())
+    spec = manager.model_for(checkpoint.config.architectures or (), checkpoint.config)
     with torch.device("meta"), bounded_building():
         return manager.build(spec, checkpoint.config)
 

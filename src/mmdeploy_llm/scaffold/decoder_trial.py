@@ -4,6 +4,7 @@ trying a small model with random weights."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -128,7 +129,7 @@ def _tried(model: Any, small: Mapping[str, Any], own: Mapping[str, Any]) -> Deco
     state = saved_state(model)
     renames = renames_of(state)
     known = {_renamed(key, renames): tuple(value.shape) for key, value in state.items()}
-    seen = seen_options(known, model.config)
+    seen = seen_options(known, model.config) | rounding(model)
     best: DecoderFound | None = None
     for is_interleaved, has_fused_heads, guess in variants(model.config, known):
         options = {**seen, **guess}
@@ -218,6 +219,27 @@ def seen_options(known: Mapping[str, tuple[int, ...]], config: Any) -> dict[str,
     if "model.norm.bias" in known or not has_norms:
         options["layer_norms"] = True
     return options
+
+
+@torch.inference_mode()
+def rounding(model: Any) -> dict[str, Any]:
+    """Returns rounds_norms_late where the model's norms do, which float32 logits do not show."""
+    norms = [each for each in model.modules() if type(each).__name__.endswith("RMSNorm")]
+    own = next((each for each in norms if getattr(each, "weight", None) is not None), None)
+    if own is None:
+        return {}
+    norm = copy.deepcopy(own).bfloat16()
+    weight, x = norm.weight, torch.linspace(-3, 3, norm.weight.shape[0]).bfloat16()
+
+    def normed(value: float) -> torch.Tensor:
+        weight.fill_(value)
+        out: torch.Tensor = norm(x)
+        return out
+
+    if normed(0.0).any():  # its weights are centred on zero
+        return {}
+    is_late = not torch.equal(normed(1.0) * 1.3671875, normed(1.3671875))
+    return {"rounds_norms_late": True} if is_late else {}
 
 
 def variants(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[bool, bool, dict[str, Any]]]:

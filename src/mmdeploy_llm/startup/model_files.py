@@ -19,12 +19,12 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.intake.template import checkpoint_template
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
 from mmdeploy_llm.model_folder import MODEL_FILES, TOKENIZER_FILES, naming, resolve_model
 from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.parse_cache import ParseCache
+from mmdeploy_llm.plugin_objects.relatives import HeadKind, head_of
 from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
@@ -87,7 +87,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     tokenizer = _tokenizer(config, checkpoint, cache)
     text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
-    spec = plugins.model_for(checkpoint.config.architectures or ())
+    spec = plugins.model_for(checkpoint.config.architectures or (), checkpoint.config)
     checkpoint = cache.for_plugins(checkpoint, spec)
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     if config.chat_template is not None:

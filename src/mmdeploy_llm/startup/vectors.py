@@ -9,7 +9,7 @@ from typing import Any
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Checkpoint, ModelSpec, PluginManager
 from mmdeploy_llm.hooks.factories import imported_for
-from mmdeploy_llm.hooks.relatives import HeadKind, head_of
+from mmdeploy_llm.plugin_objects.relatives import HeadKind, head_of
 from mmdeploy_llm.pooling.rules import Activation, EmbeddingRules
 from mmdeploy_llm.pooling.sentence_folder import activation_of, read_rules
 

@@ -245,7 +245,8 @@ def _readable_samples(subject: ProcessorSubject) -> Mapping[str, Any]:
 def _serves(spec: MediaProcessorSpec, checkpoint: Checkpoint) -> bool:
     """Returns whether the processor is for the checkpoint's family, from whatever plugin."""
     try:
-        family = PluginManager.load().model_for(checkpoint.config.architectures or ()).name
+        config = checkpoint.config
+        family = PluginManager.load().model_for(config.architectures or (), config).name
     except ModelNotSupportedError:
         return ANY_MODEL in spec.models
     return bool({normalise(family), ANY_MODEL} & set(map(normalise, spec.models)))
@@ -260,7 +261,7 @@ def _check_model(
         return
     architectures = checkpoint.config.architectures or ()
     try:
-        is_served = manager.model_for(architectures) is spec
+        is_served = manager.model_for(architectures, checkpoint.config) is spec
     except ModelNotSupportedError:
         is_served = False
     if not is_served:

@@ -1,5 +1,5 @@
 """Text models that are the standard decoder with a few options each: what they are is a row of
-families.py. A config that asks for more is refused, and runs without this plugin."""
+families.py. A config that asks for more is refused, and left to the next plugin."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name=name,
             architectures=(architecture,),
             factory=f"{HERE}.model:new_model",
+            refuses=f"{HERE}.model:refusal",
             gguf="mmdeploy_llm_plugins.transformers_parts.gguf:TABLE",
             tiny=f"{HERE}.tiny:{name.upper()}",
             priority=PRIORITY,

@@ -70,8 +70,9 @@ def _mixtral(config: Any) -> Options:
 
 COHERE: Options = {"has_norm_biases": False, "is_parallel": True}
 AFTER: Options = {"pre_norms": False, "post_norms": True}
-# transformers rounds the norms of OLMo 2 and 3, and of Helium, only after the weight multiplies.
-OLMO2 = Family(options={**AFTER, "has_full_qk_norm": True}, renames=NORMS_AFTER)
+OLMO2 = Family(
+    options={**AFTER, "has_full_qk_norm": True, "rounds_norms_late": True}, renames=NORMS_AFTER
+)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -95,7 +96,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             ignored=(r"\.attention\.(bias|masked_bias)$",),
         ),
-        "helium": Family(options={"out_bias": False}, is_interleaved=True),
+        "helium": Family(
+            options={"out_bias": False, "rounds_norms_late": True}, is_interleaved=True
+        ),
         "ministral": Family(),
         "mixtral": Family(
             more=_mixtral,

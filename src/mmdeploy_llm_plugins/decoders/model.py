@@ -17,12 +17,16 @@ def new_model(config: Any) -> StandardModel:
     """Returns the model of a config whose model_type is one of FAMILIES. Raises
     ModelNotSupportedError for what the standard decoder does not compute."""
     family = FAMILIES[config.model_type]
+    return StandardModel(family, decoder_config(family, config))
+
+
+def refusal(config: Any) -> str | None:
+    """Returns why `new_model` raises for a config; None where it does not."""
     try:
-        return StandardModel(family, decoder_config(family, config))
+        decoder_config(FAMILIES[config.model_type], config)
     except ModelNotSupportedError as error:
-        raise ModelNotSupportedError(
-            f"{error}; blocked_plugins=('decoders',) leaves the model to transformers_any"
-        ) from error
+        return str(error)
+    return None
 
 
 def decoder_config(family: Family, config: Any) -> DecoderConfig:

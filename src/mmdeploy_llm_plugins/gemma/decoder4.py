@@ -34,11 +34,11 @@ from mmdeploy_llm.layers import (
     Embedding,
     Experts,
     KernelLayer,
+    LateRMSNorm,
     Linear,
     MergedLinear,
     MoEConfig,
     NewLayer,
-    RMSNorm,
     RotaryConfig,
     SoftmaxRouter,
     layer_windows,
@@ -121,9 +121,9 @@ class Gemma4Layer(DecoderLayer):
     """A decoder layer, with experts beside its MLP in some models, followed by the embedding for
     this layer and a factor."""
 
-    post_attention_layernorm: RMSNorm
-    post_self_attn_layernorm: RMSNorm
-    post_mlp_layernorm: RMSNorm
+    post_attention_layernorm: LateRMSNorm
+    post_self_attn_layernorm: LateRMSNorm
+    post_mlp_layernorm: LateRMSNorm
 
     def __init__(self, config: DecoderConfig, layer: int, *, text: Any) -> None:
         """config: of the whole decoder. text: transformers' text config."""
@@ -142,7 +142,7 @@ class Gemma4Layer(DecoderLayer):
             self.per_layer_input_gate = Linear(size, own)
             self.per_layer_activation = Activation(ACTIVATION)
             self.per_layer_projection = Linear(own, size)
-            self.post_per_layer_input_norm = RMSNorm(size, config.norm_eps)
+            self.post_per_layer_input_norm = LateRMSNorm(size, config.norm_eps)
 
     def add_mixer(self, config: DecoderConfig, layer: int) -> None:
         """See DecoderLayer."""
@@ -188,7 +188,7 @@ class Gemma4Router(KernelLayer):
             intermediate_size=text.moe_intermediate_size,
             rounds_weights=False,
         )
-        self.norm = RMSNorm(size, config.norm_eps)
+        self.norm = LateRMSNorm(size, config.norm_eps)
         self.proj = SoftmaxRouter(size, options)
         self.per_expert_scale = nn.Parameter(torch.empty(num_experts), requires_grad=False)
 
@@ -214,7 +214,7 @@ class Gemma4Decoder(Decoder):
             size = self.num_layers * self.per_layer_size
             self.embed_tokens_per_layer = Embedding(text.vocab_size_per_layer_input, size)
             self.per_layer_model_projection = Linear(config.hidden_size, size)
-            self.per_layer_projection_norm = RMSNorm(self.per_layer_size, config.norm_eps)
+            self.per_layer_projection_norm = LateRMSNorm(self.per_layer_size, config.norm_eps)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
         """See Decoder."""
@@ -326,6 +326,7 @@ def decoder_config(text: Any, *, is_tied: bool) -> DecoderConfig:
         is_tied=is_tied,
         qk_norm=True,
         post_norms=True,
+        rounds_norms_late=True,
         windows=layer_windows(text),
         activation=ACTIVATION,
         embed_scale=text.hidden_size**0.5,

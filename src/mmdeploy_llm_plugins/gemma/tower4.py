@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Activation, Grid, Linear, RMSNorm, Segments, to_device
+from mmdeploy_llm.layers import Activation, Grid, LateRMSNorm, Linear, Segments, to_device
 
 from .decoder4 import UnweightedNorm, check_options
 from .text import ACTIVATION
@@ -75,8 +75,8 @@ class TowerAttention(nn.Module):
         self.k_proj = ClippedLinear(size, inner, has_bounds=bounds)
         self.v_proj = ClippedLinear(size, inner, has_bounds=bounds)
         self.o_proj = ClippedLinear(inner, size, has_bounds=bounds)
-        self.q_norm = RMSNorm(self.head_dim, vision.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, vision.rms_norm_eps)
+        self.q_norm = LateRMSNorm(self.head_dim, vision.rms_norm_eps)
+        self.k_norm = LateRMSNorm(self.head_dim, vision.rms_norm_eps)
         self.v_norm = UnweightedNorm(vision.rms_norm_eps)
 
     def forward(self, x: Tensor, at: PatchPositions) -> Tensor:
@@ -118,9 +118,10 @@ class TowerLayer(nn.Module):
         super().__init__()
         size, eps = vision.hidden_size, vision.rms_norm_eps
         self.self_attn, self.mlp = TowerAttention(vision), TowerMLP(vision)
-        self.input_layernorm, self.post_self_attn_layernorm = RMSNorm(size, eps), RMSNorm(size, eps)
-        self.post_attention_layernorm = RMSNorm(size, eps)
-        self.post_mlp_layernorm = RMSNorm(size, eps)
+        self.input_layernorm = LateRMSNorm(size, eps)
+        self.post_self_attn_layernorm = LateRMSNorm(size, eps)
+        self.post_attention_layernorm = LateRMSNorm(size, eps)
+        self.post_mlp_layernorm = LateRMSNorm(size, eps)
 
     def forward(self, x: Tensor, at: PatchPositions) -> Tensor:
         """Computes the layer, [P, size] -> [P, size], in the memory of `x`."""

@@ -57,4 +57,5 @@ def decoder_config(config: Any) -> DecoderConfig:
         out_bias=config.attention_bias,
         windows=layer_windows(config),
         has_sinks=True,
+        rounds_norms_late=True,
     )

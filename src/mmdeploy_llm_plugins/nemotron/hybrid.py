@@ -19,7 +19,6 @@ from mmdeploy_llm.layers import (
     DecoderStep,
     Mamba2,
     Mamba2Config,
-    RMSNorm,
     RotaryConfig,
     refuse_unread,
 )
@@ -86,7 +85,7 @@ class NemotronLayer(nn.Module):
         """text: transformers' config."""
         super().__init__()
         self.kind = text.layers_block_type[layer]
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = config.new_norm(config.hidden_size)
         place = sum(_is_cached(kind) for kind in text.layers_block_type[:layer])
         self.mixer = _mixer(config, text, self.kind, place)
 
@@ -137,6 +136,7 @@ def decoder_config(config: Any) -> DecoderConfig:
         # Angles of 0 rotate nothing.
         rotary=RotaryConfig(head_dim=config.head_dim, frequencies=(0.0,) * (config.head_dim // 2)),
         norm_eps=config.layer_norm_epsilon,
+        rounds_norms_late=True,
         is_tied=config.tie_word_embeddings,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mmdeploy_llm.plugin_objects.declared import FirstBytes
+from .declared import FirstBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
