@@ -166,7 +166,7 @@ def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
     own = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
     command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{CALLS}", str(DRIVER)]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=1800)
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
 
 
