@@ -1,4 +1,4 @@
-"""Cheaper memory: large pages for weights, where the system has them, and reused pages for results.
+"""Memory of weights, in large pages where the system has them.
 
 Reading all weights from 4 KiB pages spends a third of the time on page tables. But a virtual
 machine may need seconds to touch a gigabyte of large pages for the first time, so weights are
@@ -19,7 +19,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,10 +39,6 @@ _REMOVE = getattr(mmap, "MADV_REMOVE", getattr(mmap, "MADV_DONTNEED", 0))  # Lin
 MADV_COLLAPSE = 25  # Linux 6.1: merges a range of small pages into a large one at once
 MAX_REFUSALS = 8  # in a row, after which the system is assumed to have no large pages left
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
-MAX_KEPT_BLOCK = 32 * 2**20  # bytes; the upper limit of glibc
-MAX_KEPT = 512 * 2**20  # bytes
-FIRST_THRESHOLD = 128 * 2**10  # bytes; both thresholds of a new process
 
 
 class LargePages:
@@ -156,33 +152,3 @@ def _page_addresses(chunks: list[weakref.ref[mmap.mmap]]) -> Iterator[int]:
 
 def _address(memory: mmap.mmap) -> int:
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-
-
-def keep_freed_memory() -> Callable[[], None]:
-    """Makes the C library keep freed memory for later allocations, up to half a gigabyte, where it
-    supports that (glibc): the next prefill needs results of the same sizes, and mapping their pages
-    anew costs a tenth of its time. Settings in the environment stay as they are.
-
-    Returns a function that gives the kept memory back and sets what glibc starts with. glibc cannot
-    be asked for a program's own settings, nor to adapt them by itself again.
-    """
-    library = c_library()
-    if library is None or not hasattr(library, "mallopt") or _is_malloc_tuned(library):
-        return lambda: None
-    library.mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BLOCK)
-    library.mallopt(M_TRIM_THRESHOLD, MAX_KEPT)
-
-    def put_back() -> None:
-        library.mallopt(M_MMAP_THRESHOLD, FIRST_THRESHOLD)
-        library.mallopt(M_TRIM_THRESHOLD, FIRST_THRESHOLD)
-        library.malloc_trim(0)
-
-    return put_back
-
-
-def _is_malloc_tuned(library: ctypes.CDLL) -> bool:
-    """Whether the environment sets one of the thresholds."""
-    library.getenv.restype = ctypes.c_char_p
-    names = (b"MALLOC_MMAP_THRESHOLD_", b"MALLOC_TRIM_THRESHOLD_")
-    tunables = library.getenv(b"GLIBC_TUNABLES") or b""
-    return any(map(library.getenv, names)) or b"_threshold" in tunables
