@@ -88,8 +88,8 @@ class WeightCache:
 
     @contextmanager
     def room_for(self, num_bytes: int, memory: WeightMemory) -> Iterator[None]:
-        """Has the weights of a new model of so many bytes allocated meanwhile as pages of files, where
-        the memory does not hold them, until `keep` and `moved`. It is logged."""
+        """Has the weights of a new model allocated meanwhile as pages of files, where the memory
+        does not hold so many bytes; they are for `keep` and `moved`. It is logged."""
         free = free_ram()
         if num_bytes <= free or not self._is_usable or self.is_unusable:
             yield
