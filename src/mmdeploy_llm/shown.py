@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 MAX_SHOWN = 200  # characters
@@ -53,3 +54,15 @@ def duration(value: float) -> str:
         if whole >= size:
             return f"{whole // size} {name} {whole % size // inner:02d} {inner_name}"
     return f"{whole} s"
+
+
+def system_words(error: OSError) -> str:
+    """Returns what the system refused, and what to do about it."""
+    if error.errno is None or error.strerror is None:
+        return str(error)
+    words = error.strerror if error.filename is None else f"{error.filename!r}: {error.strerror}"
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        return f"{words}; make room there, or name an output on another disk"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{words}; change the rights of the file or of its folder, or name another place"
+    return words

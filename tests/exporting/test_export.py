@@ -7,6 +7,7 @@ import pytest
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.exporting.export import ExportOptions
 from mmdeploy_llm.exporting.formats import FORMATS, export_records, format_of
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.opening.merged import MergedOutputs
 
 from .conftest import record_at, written
@@ -98,3 +99,18 @@ def test_a_table_that_is_no_output_is_told(captions, tmp_path):
     (tmp_path / "prices.csv").write_text("name,price\na,1\n")
     with pytest.raises(ConfigError, match=r"prices\.csv"):
         export_records([str(tmp_path / "prices.csv")], "two.jsonl")
+
+
+@pytest.mark.parametrize("name", ["csv", "coco", "imagefolder", "yolo", "kohya", "sidecar"])
+def test_what_another_run_writes_is_left_to_it(captions, tmp_path, name):
+    is_folder = name not in ("csv", "coco")
+    out = tmp_path / "out"
+    if is_folder:
+        out.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with (
+        claimed(out, is_folder=is_folder),
+        pytest.raises(ConfigError, match=r"another run .* is writing to '.*out'"),
+    ):
+        export_records([captions], out, name, ExportOptions(is_overwritten=True))
+    assert sorted(tmp_path.rglob("*")) == before

@@ -24,7 +24,12 @@ def test_every_class_has_a_family_that_reads_what_transformers_declares():
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("arcee", {"hidden_act": "softsign"}), ("smollm3", {"hidden_act": "tanh"})],
+    [
+        ("arcee", {"hidden_act": "softsign"}),
+        ("cohere", {"use_qk_norm": True}),
+        ("olmo", {"clip_qkv": 0.1}),
+        ("phi", {"qk_layernorm": True}),
+    ],
 )
 def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family, options, caplog):
     config = read_checkpoint(tiny_folder(family)).config
@@ -57,3 +62,10 @@ def test_the_copy_of_a_tied_head_is_not_read(tiny_folder, tiny_copy, tmp_path):
     weights["embed_out.weight"] = weights["gpt_neox.embed_in.weight"].clone()
     save_file(weights, path, {"format": "pt"})
     assert tokens_of(tmp_path) == tokens_of(tiny_folder("gpt_neox", **options))
+
+
+def test_a_config_that_is_refused_has_the_tokens_of_transformers(tiny_folder, transformers_of):
+    folder = tiny_folder("olmo", clip_qkv=0.1)
+    expected = transformers_of(folder).generate([5, 9, 200], 6)
+    assert tokens_of(folder) == list(expected)
+    assert tokens_of(tiny_folder("olmo")) != tokens_of(folder)

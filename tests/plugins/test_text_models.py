@@ -81,6 +81,7 @@ CASES = {
     # window have no rotary embedding.
     "cohere2": ("cohere2", {}),
     "cohere2 biases": ("cohere2", {"seed": 1, "attention_bias": True, **UNTIED}),
+    "cohere": ("cohere", {}),
     # Norms after attention and MLP, and of the heads.
     "exaone4": ("exaone4", {}),
     "exaone4 without windows": (
@@ -95,16 +96,29 @@ CASES = {
     ),
     "helium": ("helium", {}),
     "helium biases": ("helium", {"seed": 1, "attention_bias": True, "mlp_bias": True}),
+    # Norms before and after attention and MLP; factors of embeddings, scores, residuals and logits.
+    "hyperclovax": ("hyperclovax", {}),
+    "hyperclovax without post norms": ("hyperclovax", {"seed": 1, "use_post_norm": False}),
+    "jais2": ("jais2", {}),
     "ministral": ("ministral", {}),
     # Experts that the checkpoint calls w1, w2 and w3.
     "mixtral": ("mixtral", {}),
     # LayerNorms that multiply by 1 + weight.
     "nemotron dense": ("nemotron", {}),
+    # LayerNorms without weights.
+    "olmo": ("olmo", {}),
     # Norms over all heads together, and after attention and MLP.
     "olmo2": ("olmo2", {}),
     # Frequencies of layers without a window are scaled.
     "olmo3": ("olmo3", {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN}}),
+    # Biases everywhere, of the head too; one norm for attention and MLP side by side.
+    "phi": ("phi", {}),
     "seed_oss": ("seed_oss", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm parallel": (
+        "stablelm",
+        {"seed": 1, "use_parallel_residual": True, "use_qkv_bias": True, **TIED},
+    ),
     # A layer without rotary embedding.
     "smollm3": ("smollm3", {}),
     # LayerNorms and products with biases, no gate, a window.
@@ -395,7 +409,8 @@ VARIED = ("llama dynamic rope", "llama linear rope", "qwen2 windows", "qwen2 yar
 # Rows of the plugin decoders that differ by options which the others have, too.
 VARIED += ("arcee", "cohere2 biases", "exaone4 without windows", "helium", "helium biases")
 VARIED += ("ministral", "nemotron dense", "olmo2", "seed_oss", "smollm3")
-VARIED += ("gpt_neox in sequence", "starcoder2 without biases")
+VARIED += ("gpt_neox in sequence", "starcoder2 without biases", "cohere", "stablelm")
+VARIED += ("hyperclovax without post norms", "jais2")
 
 
 def subject_of(conformance, case, references):

@@ -17,6 +17,7 @@ from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
 from mmdeploy_llm.command_options.values import FROM_ENVIRONMENT
 from mmdeploy_llm.command_options.vector_help import DEDUPE_EPILOG, EMBED_EPILOG, SEARCH_EPILOG
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.shown import system_words
 from mmdeploy_llm.terminal.interrupts import interrupted_code
 
 from . import cache_option, plugin_names
@@ -122,7 +123,7 @@ class Program(CommandGroup):
         except (MMDeployLLMError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            message = str(error)
+            message = system_words(error) if isinstance(error, OSError) else str(error)
             if isinstance(error, ConfigError):
                 message = in_options(message, self.commands.get(ctx.invoked_subcommand))
             print_error(message)

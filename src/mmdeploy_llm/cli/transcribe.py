@@ -72,17 +72,11 @@ def transcribe(
 
 
 def _run(transcriber: Transcriber, planned: Plan) -> int:
-    """Writes each transcript as it is finished, and says so. Returns how many failed."""
+    """Says which transcripts are written, as they are. Returns how many failed."""
     num_failed, num_files = 0, len(planned.tasks)
-    for found in transcriber.run(planned.tasks):
-        error = found.error
-        try:
-            if error is None:
-                planned.tasks[found.path].write(found)
-        except OSError as reason:
-            error = str(reason)
-        if error is not None:
-            print_error(f"{found.path}: {error}")
+    for found in planned.run(transcriber):
+        if found.error is not None:
+            print_error(f"{found.path}: {found.error}")
             num_failed += 1
             continue
         typer.echo(found.told)

@@ -37,10 +37,12 @@ def check_outputs(names: Iterable[str], hint: str) -> None:
 
 
 def check_pictures(paths: Iterable[str]) -> None:
-    """Raises ConfigError for the first picture that does not exist."""
+    """Raises ConfigError for the first picture that does not exist or is a folder."""
     for path in paths:
         if _is_plain(path) and is_gone(path):
             raise ConfigError(f"image file {path!r} does not exist")
+        if os.path.isdir(path):
+            raise ConfigError(f"{path!r} is a folder; name a picture in it, or `caption` it")
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from mmdeploy_llm.boxes.writing import Labelled, coco, labels_of, yolo_lines
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.records.boxes import boxes_of
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.unicode_text import without_surrogates
@@ -52,7 +53,11 @@ def write_yolo(export: Export) -> None:
             continue
         taken.add(stem.casefold())
         pictures.append(picture)
-    with Folder.open(out) as folder, folder.inner("labels") as inner:
+    with (
+        claimed(out, is_folder=True),
+        Folder.open(out) as folder,
+        folder.inner("labels") as inner,
+    ):
         known = _classes(folder)
         labels = [*known, *(label for label in labels_of(pictures) if label not in known)]
         classes = {label: number for number, label in reversed(list(enumerate(labels)))}

@@ -13,6 +13,7 @@ from pathlib import Path
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.wanted import installed_kinds
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.opening.merged import MergedOutputs, OpenStored
 from mmdeploy_llm.params import SamplingParams
@@ -198,8 +199,8 @@ class Export:
     def write_file(self, pieces: Iterable[bytes]) -> None:
         """Writes the output as one file: whole, or not at all."""
         path = Path(self.output)
-        self.check_new(path)
-        with Folder.open(path.parent) as folder:
+        with claimed(path), Folder.open(path.parent) as folder:
+            self.check_new(path)
             folder.write(path.name, pieces)
 
     def check_local(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.finding.words import listed
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.columns import Columns
 from mmdeploy_llm.records.files import Folder
@@ -50,7 +51,7 @@ def write_imagefolder(export: Export) -> None:
     columns = Columns(fixed=FIXED, fields=_record_fields())
     for item in export.items():
         columns.add(_values(item.record))
-    with Folder.open(folder) as opened:
+    with claimed(folder, is_folder=True), Folder.open(folder) as opened:
         pictures = Pictures(opened, export.options.kinds, is_copied=not is_there)
         opened.write(METADATA, _lines(export, pictures, columns))
 
@@ -73,7 +74,11 @@ def write_kohya(export: Export) -> None:
     words = " ".join(options.sidecar.text.trigger) or "captions"
     folder = Path(export.output)
     check_free(export, folder)
-    with Folder.open(folder) as outer, outer.inner(f"{options.repeats}_{plain(words)}") as opened:
+    with (
+        claimed(folder, is_folder=True),
+        Folder.open(folder) as outer,
+        outer.inner(f"{options.repeats}_{plain(words)}") as opened,
+    ):
         pictures = Pictures(opened, options.kinds, is_copied=True)
         for item in answered(export):
             try:
@@ -96,7 +101,8 @@ def write_sidecars(export: Export) -> None:
         return Spot.beneath(root, os.path.join(base, picture_of(record)), page_of(record))
 
     options = export.options
-    with Sidecars(options.sidecar, spot_of, export.inputs, options.kinds) as sidecars:
+    sidecars = Sidecars(options.sidecar, spot_of, export.inputs, options.kinds)
+    with claimed(root, is_folder=True), sidecars:
         counts = sidecars.counts
         for item in answered(export):
             num_kept, left_out = counts.num_kept, counts.left_out.copy()

@@ -186,16 +186,15 @@ class DecoderLayer(KernelLayer):
     ) -> tuple[Tensor, Tensor]:
         """Returns (output, residual stream), both [T, hidden], not yet added."""
         x, residual = self.input_layernorm.add(x, residual)
-        mixed = self._scaled(self.mix(x, step))
-        if self.post_self_attn_layernorm is not None:
-            mixed = self.post_self_attn_layernorm(mixed)
+        mixed, norm = self.mix(x, step), self.post_self_attn_layernorm
+        mixed = self._scaled(mixed if norm is None else norm(mixed))
         if self.is_parallel or self.post_attention_layernorm is None:
             x = self._parallel_input(x, mixed, residual)
         else:
             x, residual = self.post_attention_layernorm.add(mixed, residual)
         x = self.mlp(x, step.modality) if isinstance(self.mlp, ModalityMLP) else self.mlp(x)
-        x = self._scaled(x)
-        return x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x), residual
+        x = x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x)
+        return self._scaled(x), residual
 
     def _parallel_input(self, x: Tensor, mixed: Tensor, residual: Tensor) -> Tensor:
         """Adds `mixed` to `residual`; returns what the MLP reads: the norm that attention reads, or

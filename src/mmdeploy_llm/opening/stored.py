@@ -18,6 +18,7 @@ from typing import cast
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, PluginContractError, PluginError
+from mmdeploy_llm.guarding.claims import lock
 from mmdeploy_llm.hooks import OutputSinkSpec, RecordStore
 from mmdeploy_llm.hooks.factories import build, resolve
 from mmdeploy_llm.hooks.records import FAULTS, Provided, describe
@@ -31,7 +32,6 @@ from mmdeploy_llm.records.outcome import ALL_FAILED, NOTHING, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.shown import error_text
-from mmdeploy_llm.sinks.jsonl_writer import lock
 from mmdeploy_llm.sinks.ours import beside
 from mmdeploy_llm.sinks.scan import (
     Entry,

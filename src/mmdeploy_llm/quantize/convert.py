@@ -17,7 +17,7 @@ from mmdeploy_llm.kernels.coded import Bits
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.plugin_choice import PluginChoice
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
-from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
+from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of, written
 from mmdeploy_llm.saving.rounding import Scheme
 from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.stored_head import follow_stored_head, untie
@@ -74,9 +74,8 @@ def quantize_checkpoint(
     items = () if calibrate_with is None else read_items(calibrate_with)
     asked = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
     asked |= {"towers": rounds_towers}
-    partial = Partial(output, digest_of(asked, paths))
-    with ExitStack() as stack:
-        done: Calibrated | None = None
+    done: Calibrated | None = None
+    with written(output, digest_of(asked, paths)) as partial, ExitStack() as stack:
         writer = Writer(partial, empty, nearest)
         if calibrate_with is not None:
             done = calibrate(config, paths, items, scheme, partial.folder)
@@ -84,11 +83,11 @@ def quantize_checkpoint(
             writer = Writer(partial, empty, rounder, rounder.norms)
         writer.copy(paths)
         summary = writer.finish(values)
-    copy_others(checkpoint.folder, partial.folder)
-    found = Quantized(summary=summary)
-    if done is not None:
-        found = _compared(config, summary, done, partial)
-    partial.finish()
+        stack.close()  # the codes of the calibration, which are removed below
+        copy_others(checkpoint.folder, partial.folder)
+        found = Quantized(summary=summary)
+        if done is not None:
+            found = _compared(config, summary, done, partial)
     return found
 
 

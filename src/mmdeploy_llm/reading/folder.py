@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.page_ids import document_id, page_of
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.paging.pages import counted
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.record import Record
@@ -87,7 +88,7 @@ def write_folder(folder: Path, records: Iterable[Record], *, is_marked: bool) ->
     running headers and footers become comments in documents; pages keep theirs. Files of pages
     that the records do not have are removed: of a document that was longer."""
     counts = FolderCounts()
-    with Folder.open(folder) as root:
+    with claimed(folder, is_folder=True), Folder.open(folder) as root:
         for document, own in groupby(records, lambda record: document_id(str(record.id))):
             pages = sorted(own, key=lambda record: page_of(str(record.id)))
             _write(root, document, pages, counts, is_marked=is_marked)

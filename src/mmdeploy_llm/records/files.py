@@ -249,10 +249,13 @@ class Folder(Closing):
                 file.close()  # Windows renames no open file
                 self.check(name)
                 self.replace(partial, name)
-            except BaseException:
-                file.close()
+            except BaseException as error:
+                with suppress(OSError):  # it writes what is left, which a full disk refuses again
+                    file.close()
                 if self._is(partial, begun):
                     self.remove(partial)
+                if isinstance(error, OSError) and error.errno and error.filename is None:
+                    raise self._named(error, name) from None
                 raise
 
     def _fill(

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.portable.machine import num_cpus
 from mmdeploy_llm.progress_bars import UseTqdm, open_bar
@@ -200,11 +201,12 @@ def write_report(
 
     records: the `num_shown` records of the page, in order; `index` has the totals of all records.
     make: makes previews. rules: see PicturesInFiles. made: rows that exist already. roots: see
-    media_of. strips: shown above the cards. Raises ConfigError as `check_page` does, and
-    OutputLostError when an output changed while it was read.
+    media_of. strips: shown above the cards. Raises ConfigError as `check_page` does and where
+    another run writes the page, and OutputLostError when an output changed while it was read.
     """
     check_page(path)
     with (
+        claimed(path) if made is None else nullcontext(),  # else the run has claimed it
         Folder.open(path.parent) as parent,
         ThreadPoolExecutor(_num_threads(), thread_name_prefix="previews") as pool,
         closing(open_bar(use_tqdm, total=num_shown, desc="Report")) as bar,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from mmdeploy_llm.batch.job import BatchJob, OpenLLM, run_batch
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.claims import claimed
 
 from .growing import GrowingReport
 from .live import LiveReport
@@ -18,6 +20,7 @@ from .nearest import strips_of
 from .page import head_of, report_batch
 from .previews import FilePreviews
 from .strips import Strips
+from .target import check_page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,9 @@ class RunReport:
     def __init__(
         self, job: BatchJob, page: Path, previews: FilePreviews, options: ReportOptions
     ) -> None:
+        check_page(page)
         self._page, self._previews, self._options = page, previews, options
+        self._claim = ExitStack()
         settings = job.settings
         self._kinds = tuple(dict.fromkeys(job.source.kinds().values()))
         head = partial(
@@ -65,6 +70,7 @@ class RunReport:
         self.job = replace(job, settings=replace(settings, watch=self._growing))
         port = options.live_port
         self._live = None if port is None else LiveReport(page, self._growing.state, port)
+        self._claim.enter_context(claimed(page))
         self.url = None if self._live is None else self._live.url
 
     def run(self, open_llm: OpenLLM) -> BatchSummary:
@@ -78,7 +84,11 @@ class RunReport:
     def write(self, summary: BatchSummary) -> None:
         """Writes the page of the run that has ended. One that was interrupted is not waited for:
         pictures that are not there are made by the next run. Raises as write_report does."""
-        self.close(is_hurried=summary.ending == "interrupted")
+        with self._claim:
+            self._stop(is_hurried=summary.ending == "interrupted")
+            self._write(summary)
+
+    def _write(self, summary: BatchSummary) -> None:
         strips, facts = self._near(summary)
         if summary.num_records:
             report_batch(
@@ -106,8 +116,12 @@ class RunReport:
         except ConfigError as error:  # such as vectors of two sizes
             return (), {"nearest neighbours": str(error)}
 
-    def close(self, *, is_hurried: bool = True) -> None:
+    def close(self) -> None:
         """Ends what runs beside the run."""
+        with self._claim:
+            self._stop(is_hurried=True)
+
+    def _stop(self, *, is_hurried: bool) -> None:
         self._growing.finish(is_hurried=is_hurried)
         if self._live is not None:
             self._live.close()

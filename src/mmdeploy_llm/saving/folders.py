@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.guarding.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.guarding.new_folder import check_new_folder
 from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES
@@ -21,6 +23,16 @@ logger = logging.getLogger(__name__)
 
 MARK = ".being-written"  # a file in a folder that is not whole yet: its digest, and what is done
 NEW = ".new"  # ends the name of a file while it is written
+
+
+@contextmanager
+def written(output: Path, digest: str) -> Iterator[Partial]:
+    """Opens the folder that OUTPUT grows in, for this run alone, and finishes it unless something
+    was raised. Raises ConfigError as `claimed` and `Partial` do."""
+    with claimed(output):
+        partial = Partial(output, digest)
+        yield partial
+        partial.finish()
 
 
 class Partial:

@@ -22,7 +22,7 @@ from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.find import INDEX_FILE, find_weights
 from mmdeploy_llm.weights.stored_head import follow_stored_head, untie
 
-from .folders import Partial, check_output, copy_others, digest_of
+from .folders import check_output, copy_others, digest_of, written
 from .rounders import KernelRounder
 from .writer import Writer
 
@@ -55,18 +55,18 @@ def save_loaded(
         "group_size": config.quantization_group_size,
         "dtype": runtime.dtype,
     }
-    partial = Partial(output, digest_of(options, paths))
-    if is_plain or quantization is None:
-        for path in paths:
-            shutil.copyfile(path, partial.folder / path.name)
-        if (checkpoint.folder / INDEX_FILE).exists():
-            shutil.copyfile(checkpoint.folder / INDEX_FILE, partial.folder / INDEX_FILE)
-    else:
-        writer = Writer(partial, built(config, checkpoint), _rounder(config, quantization, runtime))
-        writer.copy(paths)
-        writer.finish(untie(values, checkpoint))
-    copy_others(checkpoint.folder, partial.folder)
-    partial.finish()
+    with written(output, digest_of(options, paths)) as partial:
+        if is_plain or quantization is None:
+            for path in paths:
+                shutil.copyfile(path, partial.folder / path.name)
+            if (checkpoint.folder / INDEX_FILE).exists():
+                shutil.copyfile(checkpoint.folder / INDEX_FILE, partial.folder / INDEX_FILE)
+        else:
+            rounder = _rounder(config, quantization, runtime)
+            writer = Writer(partial, built(config, checkpoint), rounder)
+            writer.copy(paths)
+            writer.finish(untie(values, checkpoint))
+        copy_others(checkpoint.folder, partial.folder)
 
 
 def is_quantized(config: dict[str, Any]) -> bool:

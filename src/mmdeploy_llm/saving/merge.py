@@ -27,7 +27,7 @@ from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.stored_head import EMBEDDING, HEAD, TIE, follow_stored_head, untie
 
 from .edits import Edits, edits_of
-from .folders import Partial, check_output, copy_others, digest_of
+from .folders import Partial, check_output, copy_others, digest_of, written
 from .loaded import built, is_quantized
 from .rounders import Place
 from .rounding import Rounded, Scheme
@@ -80,14 +80,13 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
         entries = {key: entry for file in files for key, entry in file.entries.items()}
     empty, heads = built(config, checkpoint), Heads.of(entries)
     edits = edits_of(own, entries, empty, heads.stored or heads.tied)
-    partial = Partial(output, digest_of({"merge": own.digest}, paths))
-    writer = MergeWriter(partial, empty, edits, heads)
-    writer.copy(paths)
-    merged = writer.merged(untie(values, checkpoint))
-    for name in taken:
-        shutil.copyfile(Path(adapter) / name, partial.folder / name)
-    copy_others(checkpoint.folder, partial.folder)
-    partial.finish()
+    with written(output, digest_of({"merge": own.digest}, paths)) as partial:
+        writer = MergeWriter(partial, empty, edits, heads)
+        writer.copy(paths)
+        merged = writer.merged(untie(values, checkpoint))
+        for name in taken:
+            shutil.copyfile(Path(adapter) / name, partial.folder / name)
+        copy_others(checkpoint.folder, partial.folder)
     return replace(merged, taken=taken)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.portable import files, locks
+from mmdeploy_llm.guarding.claims import lock
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import (
     FileState,
@@ -207,19 +208,3 @@ def _open_locked(path: Path, mode: Mode) -> FileIO:
             return file
         file.close()  # another file took its place before it was locked
     raise ConfigError(f"{str(path)!r} is replaced again and again; give another --output")
-
-
-def lock(file: FileIO, path: Path) -> None:
-    """Locks a file of an output against other runs. Raises ConfigError when one has it."""
-    try:
-        locks.lock(file)
-    except BlockingIOError:
-        raise ConfigError(
-            f"another run is writing to {str(path)!r}; wait for its end, or give another --output"
-        ) from None
-    except OSError as error:  # some network file systems have no locks
-        logger.warning(
-            "%r cannot be locked (%s): make sure that no other run writes to it",
-            str(path),
-            error.strerror,
-        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.claims import LOCK, lock
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder, OutputLostError, OutputWriteError
 from mmdeploy_llm.records.growing import GrowingFile
@@ -20,14 +21,12 @@ from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import Record
 
 from .formats import Addition, CompletePart, Drops
-from .jsonl_writer import lock
 from .lines import new_file
 from .scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
 
 if TYPE_CHECKING:
     from .parts import PartsSink
 
-LOCK = ".lock"
 MAX_NAMED = 5
 
 

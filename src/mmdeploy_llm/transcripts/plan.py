@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,13 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginError
 from mmdeploy_llm.finding.files import FoundFile, find_media
 from mmdeploy_llm.finding.wanted import Wanted
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.hooks import MediaLimits, SpeechRules
 from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.media_loading.reader import media_limits
 from mmdeploy_llm.model_folder import PROMPT_FILES, look_up
 
-from .run import Transcript
+from .run import Transcriber, Transcript
 from .writing import FORMATS, write
 
 if TYPE_CHECKING:
@@ -34,10 +36,20 @@ class Task:
     path: Path
     targets: dict[str, Path]
 
-    def write(self, transcript: Transcript) -> None:
-        """Writes the transcripts. Raises OSError."""
-        for name, target in self.targets.items():
-            write(target, FORMATS[name](transcript.lines))
+    @property
+    def stem(self) -> Path:
+        """The name that the transcripts share, without their endings."""
+        return next(iter(self.targets.values())).with_suffix("")
+
+    def written(self, transcript: Transcript) -> Transcript:
+        """Writes the transcripts of a file that has them; returns it, with an error that stopped
+        that."""
+        try:
+            for name, target in self.targets.items() if transcript.error is None else ():
+                write(target, FORMATS[name](transcript.lines))
+        except OSError as error:
+            return replace(transcript, error=str(error))
+        return transcript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +60,29 @@ class Plan:
     tasks: dict[Path, Task]
     num_done: int
     told: tuple[str, ...] = ()
+
+    def run(self, transcriber: Transcriber) -> Iterator[Transcript]:
+        """Yields each file once its transcripts are written; one of which there are none has an
+        error. No other run may write them meanwhile."""
+        refused = list[Transcript]()
+        with ExitStack() as stack:
+            claims: dict[Path, ExitStack] = {}
+
+            def begun() -> Iterator[Path]:
+                for path, task in self.tasks.items():
+                    claims[path] = stack.enter_context(ExitStack())
+                    try:
+                        claims[path].enter_context(claimed(task.stem))
+                    except (ConfigError, OSError) as error:
+                        refused.append(Transcript(path=path, error=str(error)))
+                    else:
+                        yield path
+
+            for found in transcriber.run(begun()):
+                with claims.pop(found.path):
+                    own = self.tasks[found.path].written(found)
+                yield own
+        yield from refused
 
 
 def open_rule(config: EngineConfig) -> tuple[SpeechRules, MediaLimits]:

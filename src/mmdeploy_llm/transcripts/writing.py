@@ -61,7 +61,7 @@ def read_formats(text: str) -> tuple[str, ...]:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file whole or not at all; the caller has claimed it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(text, "utf-8", newline="\n")

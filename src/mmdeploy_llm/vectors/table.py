@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.opening.merged import RECORDS_AT_ONCE
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.record import Record
@@ -89,7 +90,7 @@ def check_target(path: Path, *, is_replaced: bool) -> None:
 def write_table(path: Path, rows: Iterable[TableRow]) -> None:
     """Writes the table: all of it, or nothing where that fails."""
     is_list = path.suffix.lower() == ".txt"
-    with Folder.open(path.parent) as folder:
+    with claimed(path), Folder.open(path.parent) as folder:
         folder.write(path.name, _ids(rows) if is_list else _lines(rows))
 
 

@@ -10,17 +10,23 @@ PRIORITY = -500  # below plugins made for one of these classes, above transforme
 # model_type -> transformers' class.
 CLASSES = {
     "arcee": "ArceeForCausalLM",
+    "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "helium": "HeliumForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM",
+    "jais2": "Jais2ForCausalLM",
     "ministral": "MinistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "nemotron": "NemotronForCausalLM",
+    "olmo": "OlmoForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "phi": "PhiForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
 }
 

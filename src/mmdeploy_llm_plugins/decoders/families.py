@@ -77,6 +77,7 @@ OLMO2 = Family(
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "arcee": Family(options={"has_gate": False}, renames=PLAIN_MLP),
+        "cohere": Family(options=COHERE, is_interleaved=True),
         "cohere2": Family(options=COHERE, more=_all_but_windows, is_interleaved=True),
         "exaone4": Family(options={**AFTER, "qk_norm": True}, more=_exaone4, renames=NORMS_AFTER),
         "gpt_neox": Family(
@@ -99,6 +100,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "helium": Family(
             options={"out_bias": False, "rounds_norms_late": True}, is_interleaved=True
         ),
+        "hyperclovax": Family(
+            # Granite divides by logits_scaling.
+            more=lambda config: {
+                "post_norms": config.use_post_norm,
+                "logit_scale": config.logits_scaling,
+            },
+            own=("use_post_norm",),
+            renames=(
+                (r"\.post_norm1\.", ".post_self_attn_layernorm."),
+                (r"\.post_norm2\.", ".post_mlp_layernorm."),
+            ),
+        ),
+        "jais2": Family(options={"has_gate": False}, renames=PLAIN_MLP),
         "ministral": Family(),
         "mixtral": Family(
             more=_mixtral,
@@ -119,10 +133,26 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             renames=PLAIN_MLP,
         ),
+        "olmo": Family(options={"has_norm_weights": False, "has_norm_biases": False}),
         "olmo2": OLMO2,
         "olmo3": OLMO2,
+        "phi": Family(
+            options={
+                "qkv_bias": True,
+                "out_bias": True,
+                "mlp_bias": True,
+                "head_bias": True,
+                "has_gate": False,
+                "is_parallel": True,
+            },
+            renames=(
+                (r"^model\.final_layernorm\.", "model.norm."),
+                (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+            ),
+        ),
         "seed_oss": Family(),
         "smollm3": Family(),
+        "stablelm": Family(),
         "starcoder2": Family(
             options={"has_gate": False},
             renames=((r"\.c_fc\.", ".fc1."), (r"\.c_proj\.", ".fc2.")),

@@ -1,0 +1,146 @@
+"""An output that one run writes is refused to another, which is told who writes it; full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.claims import claimed
+from mmdeploy_llm.portable import locks
+from mmdeploy_llm.reading.folder import write_folder
+from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.report.page import ReportHead, write_report
+from mmdeploy_llm.saving.folders import written
+from mmdeploy_llm.shown import system_words
+from mmdeploy_llm.sinks.scan import RecordIndex
+from mmdeploy_llm.transcripts.plan import plan
+from mmdeploy_llm.transcripts.run import Transcript
+from mmdeploy_llm.vectors.table import write_table
+
+KILLED = """
+import os, sys
+from mmdeploy_llm.guarding.claims import claimed
+with claimed(sys.argv[1]):
+    os._exit(9)
+"""
+HEAD = ReportHead(model="m", created="today", version="1")
+
+
+def test_a_second_run_is_told_who_writes_and_a_third_one_may(tmp_path):
+    out = tmp_path / "new" / "page.html"
+    with claimed(out):
+        told = rf"another run \(process {os.getpid()} on .*page.html'; wait for its end, or name"
+        with pytest.raises(ConfigError, match=told), claimed(out):
+            raise AssertionError
+        with claimed(tmp_path / "new" / "other.html"):
+            pass
+    with claimed(out):
+        pass
+    assert list(out.parent.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_taken_over_and_that_is_told(tmp_path, caplog):
+    out = tmp_path / "page.html"
+    assert subprocess.run([sys.executable, "-c", KILLED, out], check=False).returncode == 9
+    assert [path.name for path in tmp_path.iterdir()] == [".page.html.lock"]
+    with claimed(out):
+        pass
+    assert "a run that did not end (process " in caplog.text
+    assert "takes over" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_that_are_missing_or_in_the_way_are_told(tmp_path, caplog, monkeypatch):
+    (tmp_path / ".in.html.lock").mkdir()
+    with pytest.raises(OSError, match=r"/in\.html"), claimed(tmp_path / "in.html"):
+        raise AssertionError
+
+    def none(file):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks, "lock", none)
+    with claimed(tmp_path / "page.html"):
+        pass
+    assert "cannot be locked (No locks available)" in caplog.text
+
+
+def _report(folder: Path) -> None:
+    write_report(folder / "out", [], HEAD, RecordIndex(), lambda media: (), num_shown=0)
+
+
+def _checkpoint(folder: Path) -> None:
+    with written(folder / "out", "digest"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("is_folder", "write"),
+    [
+        pytest.param(False, _report, id="report"),
+        pytest.param(False, _checkpoint, id="quantize, merge, save"),
+        pytest.param(False, lambda folder: write_table(folder / "out", []), id="duplicates"),
+        pytest.param(True, lambda f: write_folder(f / "out", [], is_marked=False), id="read"),
+    ],
+)
+def test_an_output_of_a_command_is_written_by_one_run(tmp_path, is_folder, write):
+    if is_folder:
+        (tmp_path / "out").mkdir()
+    with (
+        claimed(tmp_path / "out", is_folder=is_folder),
+        pytest.raises(ConfigError, match=r"another run .* is writing to '.*out'"),
+    ):
+        write(tmp_path)
+    if is_folder:
+        assert not any((tmp_path / "out").iterdir())
+    else:
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_another_run_transcribes_fails_and_the_others_are_written(tmp_path):
+    for name in ("a.wav", "b.wav"):
+        (tmp_path / name).write_bytes(b"RIFF")
+    planned = plan([str(tmp_path)], ("srt", "txt"), None)
+
+    class Deaf:
+        def run(self, paths):
+            return (Transcript(path=path) for path in paths)
+
+    with claimed(tmp_path / "a"):
+        found = {each.path.name: each.error for each in planned.run(Deaf())}
+    assert found["b.wav"] is None
+    assert "another run" in found["a.wav"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"a.wav", "b.wav", "b.srt", "b.txt"}
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Folder.open(tmp_path) as folder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            with pytest.raises(OSError, match=r"page\.html"):
+                folder.write("page.html", [b"x" * 900] * 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space", "a"), "'a': No space; make room there, or name an"),
+        (OSError(errno.ENOSPC, "No space"), "No space; make room there"),
+        (PermissionError(errno.EACCES, "No", "a"), "'a': No; change the rights of the file or"),
+        (FileNotFoundError(errno.ENOENT, "None", "a"), "'a': None"),
+        (OSError("words of our own"), "words of our own"),
+    ],
+)
+def test_what_the_system_refuses_says_what_to_do(error, words):
+    assert system_words(error).startswith(words)
