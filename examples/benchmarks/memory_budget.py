@@ -78,9 +78,6 @@ def write(folder: Path, layers: int) -> None:
     from checkpoints import tokenizer, write_processors
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from mmdeploy_llm.saving.packing import settings
-    from mmdeploy_llm.saving.rounding import Scheme
-
     folder.mkdir(parents=True)
     words = tokenizer()
     built = config(layers, words)
@@ -89,18 +86,29 @@ def write(folder: Path, layers: int) -> None:
             name: tuple(tensor.shape)
             for name, tensor in Qwen2_5_VLForConditionalGeneration(built).state_dict().items()
         }
+    write_coded(folder, built, "Qwen2_5_VLForConditionalGeneration", shapes)
+    words.save_pretrained(folder)
+    write_processors("qwen25vl", folder)
+
+
+def write_coded(
+    folder: Path, built: Any, architecture: str, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Writes a config and random weights of these shapes, the matrices of a decoder's layers in 4
+    bits."""
+    from mmdeploy_llm.saving.packing import settings
+    from mmdeploy_llm.saving.rounding import Scheme
+
     rounded = [name for name in shapes if is_rounded(name)]
     others = [name for name, shape in shapes.items() if len(shape) == 2 and name not in rounded]
     scheme = Scheme(bits=4, group_size=GROUP, is_symmetric=True)
     names = {scheme: [name.removesuffix(".weight") for name in rounded]}
     ignored = [name.removesuffix(".weight") for name in others]
     values = json.loads(built.to_json_string(use_diff=False))
-    values["architectures"] = ["Qwen2_5_VLForConditionalGeneration"]
+    values["architectures"] = [architecture]
     values["dtype"] = "bfloat16"
     values["quantization_config"] = dict(settings(names, ignored))
     (folder / "config.json").write_text(json.dumps(values, indent=1))
-    words.save_pretrained(folder)
-    write_processors("qwen25vl", folder)
     print(f"{write_shards(folder, shapes) / 1e9:.2f} GB in {folder}", flush=True)
 
 

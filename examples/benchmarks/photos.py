@@ -2,12 +2,13 @@
 lines, everything included, by this engine and by others.
 
     photos.py MODELS --photos FOLDER [--num 200] [--models qwen25vl] [--weights bf16 int8 int4]
-        [--image-tokens 1024] [--llamacpp PROGRAM] [--openvino PYTHON] [--rounds 1] [--parts]
+        [--image-tokens 1024] [--llamacpp PROGRAM] [--openvino PYTHON] [--vllm PYTHON]
+        [--rounds 1] [--parts]
 
 MODELS: the folder that `checkpoints.py MODELS` writes; for the peers also MODELS/NAME-gguf and
 MODELS/NAME-ov, -ov-int8 and -ov-int4, see peers/README.md. FOLDER: where `camera.py` writes the
 photos; those that are missing are written first. --num 12 for a quick look. --llamacpp: the program
-llama-server. --openvino: the Python that has openvino_genai.
+llama-server. --openvino, --vllm: the Python that has openvino_genai, vLLM (bf16 alone).
 
 Each run is a process of its own: it loads the model, captions the photos with --tokens tokens each,
 end-of-sequence ignored, and ends; engines take turns. The figures of a run:
@@ -140,7 +141,10 @@ def commands(args: argparse.Namespace, model: str, weights: str) -> Iterator[tup
         OURS: (sys.executable, "", [*["--meter"] * args.parts]),
         "llamacpp": (sys.executable, "-gguf", ["--program", args.llamacpp or ""]),
         "openvino": (args.openvino, f"-ov{suffix}", []),
+        "vllm": (args.vllm, "", []),
     }
+    if weights != "bf16":
+        del engines["vllm"]
     for name, (python, ending, extra) in engines.items():
         folder = args.folder / f"{model}{ending}"
         if name != OURS and getattr(args, name) is None:
@@ -239,6 +243,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--llamacpp")
     parser.add_argument("--openvino")
+    parser.add_argument("--vllm")
     args = parser.parse_args()
     photos = write_photos(args.photos, args.num, args.width, args.height)
     for model in args.models:

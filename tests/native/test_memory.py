@@ -88,6 +88,35 @@ def test_a_part_goes_back():
     assert bool((own == 1).all())
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="no large pages on this system")
+def test_pages_of_files(tmp_path):
+    """They keep their values, no name is left in the folder, what is released is zeros, and later
+    tensors are in memory again."""
+    memory = LargePages()
+    with memory.in_files(tmp_path):
+        tensor = memory.empty((8 * MIN_SIZE,), dtype=torch.uint8).fill_(1)
+        others = [memory.empty((MIN_SIZE,), dtype=torch.uint8).fill_(each) for each in (2, 3)]
+    assert not list(tmp_path.iterdir())
+    assert _name_of(tensor).startswith(str(tmp_path))
+    assert _name_of(others[1]) == _name_of(tensor)
+    memory.release(tensor[: 4 * MIN_SIZE])
+    assert not tensor[: 4 * MIN_SIZE].any()
+    assert bool((tensor[4 * MIN_SIZE :] == 1).all())
+    assert [int(other.min()) for other in others] == [2, 3]
+    assert not _name_of(memory.empty((MIN_SIZE,), dtype=torch.uint8))
+    memory.settle()
+
+
+def _name_of(tensor):
+    """The file whose pages a tensor is, "" of other memory."""
+    with open("/proc/self/maps") as file:
+        for line in file:
+            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+            if begin <= tensor.data_ptr() < end:
+                return " ".join(line.split()[5:])
+    return ""
+
+
 def _resident():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.weight_cache import cache, folder, folder_size
+from mmdeploy_llm.weight_cache import cache, file, folder, folder_size
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
 OPTIONS = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
@@ -64,6 +65,52 @@ def test_every_kind_of_layer_is_restored(answer, tiny_folder, family, quantizati
     second, is_mapped = answer(tiny_folder(family), quantization=quantization)
     assert is_mapped
     assert first == second
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", [None, "int4"])
+@pytest.mark.parametrize("family", ["qwen2", "ernie4_5_moe"])
+def test_a_first_start_of_weights_that_the_memory_does_not_hold(
+    answer, tiny_folder, tmp_path, monkeypatch, caplog, family, quantization
+):
+    """They are written to files without names while they are loaded, and then mapped from the
+    file of the cache, as at a second start."""
+    expected, _ = answer(tiny_folder(family), quantization=quantization)
+    kept, cached = folder_size(tmp_path / "cache"), tmp_path / "cache"
+    for path in cached.glob("*.weights"):
+        path.unlink()
+    for module in (cache, file):
+        monkeypatch.setattr(module, "free_ram", lambda: 0)
+    found, is_mapped = answer(tiny_folder(family), quantization=quantization)
+    assert is_mapped
+    assert "they are written to" in caplog.text
+    assert found == expected
+    assert folder_size(cached) == kept
+    found, is_mapped = answer(tiny_folder(family), quantization=quantization)
+    assert is_mapped
+    assert "they are written to" not in caplog.text
+    assert found == expected
+
+
+@pytest.mark.full
+def test_a_disk_that_is_full_while_weights_move(answer, tiny_folder, tmp_path, monkeypatch, caplog):
+    """What was given back by then is read again, into memory."""
+    expected, _ = answer(tiny_folder("qwen2"))
+    for path in (tmp_path / "cache").glob("*.weights"):
+        path.unlink()
+
+    def write(file, name, kept, is_stopped, release):
+        for tensor in kept.tensors:
+            tensor.zero_()
+            release(tensor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache, "write", write)
+    monkeypatch.setattr(cache, "free_ram", lambda: 0)
+    found, is_mapped = answer(tiny_folder("qwen2"))
+    assert found == expected
+    assert not is_mapped
+    assert "No space left on device" in caplog.text
 
 
 @pytest.mark.full

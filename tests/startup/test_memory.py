@@ -11,7 +11,7 @@ from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
-from mmdeploy_llm.layers import Linear
+from mmdeploy_llm.layers import Experts, Linear
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
@@ -244,11 +244,12 @@ def test_bytes_of_weights_as_they_are_loaded():
 
 
 def test_bytes_of_weights_that_may_stay_in_few_bits():
-    """The least that they take, biases aside; a plain layer of torch never stays so."""
+    """The least that they take, biases aside; a plain layer of torch never stays so, experts do."""
     with torch.device("meta"):
-        model = nn.Sequential(Linear(100, 10, bias=True), nn.Linear(100, 10, bias=False))
-    found = sizes.weight_bytes(model, torch.bfloat16, stays_coded=True)
-    assert found == 1000 // 2 + 2 * 10 + 2 * 1000
+        experts = Experts(4, 100, 10)
+        model = nn.Sequential(Linear(100, 10, bias=True), nn.Linear(100, 10, bias=False), experts)
+    found = sizes.weight_bytes(model, torch.bfloat16, bits=4)
+    assert found == 1000 // 2 + 2 * 10 + 2 * 1000 + 4 * 3 * 1000 // 2
 
 
 def test_a_card_too_small_raises_before_anything_is_read(monkeypatch):

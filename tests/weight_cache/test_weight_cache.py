@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ from mmdeploy_llm.portable.files import make_fifo
 from mmdeploy_llm.weight_cache import WeightCache, cache_folder, file, folder, folder_size
 from mmdeploy_llm.weight_cache.cache import _wait
 from mmdeploy_llm.weight_cache.file import MAGIC, keeps_large_pages
-from mmdeploy_llm.weight_cache.record import NotKeptError, record
+from mmdeploy_llm.weight_cache.record import NotKeptError, Record, record
 
 SIZE = 64
 
@@ -135,6 +135,52 @@ def test_weights_that_the_memory_does_not_hold_stay_in_their_file(
         assert own.mapped_bytes == (size if is_mapped else 0)
         assert ("is read from" in caplog.text) is is_mapped
         assert model.experts.is_in_file is is_mapped
+
+
+def test_room_for_weights_that_the_memory_does_not_hold(cache, tmp_path, monkeypatch, caplog):
+    """Files are used where both memory and the cache's bounds say so; without room that is told."""
+    places = []
+    memory = SimpleNamespace(in_files=lambda place: nullcontext(places.append(place)))
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.free_ram", lambda: 1000)
+    with cache().room_for(1000, memory):
+        assert not places
+    assert not caplog.text
+    with cache(max_bytes=1000).room_for(1001, memory):
+        assert not places
+    assert "1001 bytes are more than the cache may have, 1000" in caplog.text
+    disk = SimpleNamespace(total=10**6, free=1000)
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda place: disk)
+    with cache().room_for(1001, memory):
+        assert not places
+    assert "the disk has 1000 bytes left, and 1001 are needed" in caplog.text
+    disk.free += 1
+    with cache().room_for(1001, memory):
+        assert places == [tmp_path / "weights"]
+    assert "they are written to" in caplog.text
+
+
+def test_memory_that_several_tensors_share_is_not_given_back(tmp_path):
+    whole = torch.arange(4 * 4096.0)
+    tensors = [
+        torch.zeros(5000),
+        whole[4096:8192],
+        whole[:4096],
+        whole[8000:9000],
+        whole.view(4, 4096)[:, 4000:4001],
+        torch.zeros(0),
+        whole[12289:],
+    ]
+    given = []
+    kept = Record(tensors=tensors, values={})
+    with open(tmp_path / "file", "xb") as place:
+        file.write(place, "name", kept, lambda: False, given.append)
+    numbers = [number for number, own in enumerate(tensors) if any(own is one for one in given)]
+    assert numbers == [0, 5]
+    given.clear()
+    apart = Record(tensors=[whole[4096:8192], whole[8192:], whole[:4096]], values={})
+    with open(tmp_path / "other", "xb") as place:
+        file.write(place, "name", apart, lambda: False, given.append)
+    assert len(given) == 3
 
 
 def test_a_step_has_the_pages_read_of_its_experts_alone(cache, kernels, kept, monkeypatch):

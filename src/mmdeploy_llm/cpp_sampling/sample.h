@@ -107,7 +107,7 @@ void first_largest(const T* logits, int64_t stride, int64_t rows, int64_t size, 
 }
 
 template <typename T>
-float largest_of(const T* in, int64_t size) {
+float largest_logit(const T* in, int64_t size) {
     float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
     for (int64_t c = 0; c < size; ++c) {
@@ -123,7 +123,7 @@ void temper(const T* logits, int64_t stride, int64_t rows, int64_t size, const f
             float* out, int num_threads) {
     parallel_for(rows, num_threads, [&](int64_t row) {
         const T* in = logits + row * stride;
-        const float largest = largest_of(in, size), temperature = temperatures[row];
+        const float largest = largest_logit(in, size), temperature = temperatures[row];
         float* to = out + row * size;
 #pragma omp simd
         for (int64_t c = 0; c < size; ++c) to[c] = (load(in[c]) - largest) / temperature;
@@ -141,7 +141,7 @@ void weigh(const T* logits, int64_t stride, int64_t rows, int64_t size, const fl
     constexpr double ERROR = 1.0 / (1 << 21);
     parallel_for(rows, num_threads, [&](int64_t row) {
         const T* in = logits + row * stride;
-        const float largest = largest_of(in, size), temperature = temperatures[row];
+        const float largest = largest_logit(in, size), temperature = temperatures[row];
         alignas(64) float exps[BLOCK];
         const auto weigh_block = [&](int64_t begin) {
             const int64_t num = std::min(BLOCK, size - begin);

@@ -26,7 +26,9 @@ a block, E experts, k experts of a token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from mmdeploy_llm.weight_formats import QuantizationName
@@ -88,6 +90,14 @@ class WeightMemory(Protocol):
 
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
         """Allocates as torch.empty does."""
+
+    def in_files(self, folder: Path) -> AbstractContextManager[None]:
+        """Allocates pages of files in `folder` meanwhile, for weights that the memory does not
+        hold."""
+
+    def release(self, tensor: Tensor) -> None:
+        """Gives the memory of `tensor`, contiguous, back where it was allocated here: its values,
+        which nobody needs any more, become undefined. Before `settle`."""
 
     def settle(self) -> object:
         """Optimises the memory in the background. Called once, when the weights have their

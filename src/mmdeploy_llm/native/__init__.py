@@ -19,7 +19,7 @@ from .cores import (
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .crowd import watch_crowd
-from .memory import LargePages, keep_freed_memory
+from .memory import LargePages
 from .openmp import THREAD_COUNT, make_forks_safe
 from .packed import PACKED
 from .prebuilt import find_prebuilt
@@ -44,7 +44,6 @@ __all__ = [
     "choose_placement",
     "cpu_levels",
     "find_prebuilt",
-    "keep_freed_memory",
     "load",
     "make_forks_safe",
     "num_suitable_threads",

@@ -1,9 +1,12 @@
-"""Cheaper memory: large pages for weights, where the system has them, and reused pages for results.
+"""Memory of weights, in large pages where the system has them.
 
 Reading all weights from 4 KiB pages spends a third of the time on page tables. But a virtual
 machine may need seconds to touch a gigabyte of large pages for the first time, so weights are
 loaded into small pages, and a thread has the system move them to large ones while the first
 requests run.
+
+Weights that the memory does not hold are loaded into pages of files, which the system writes back
+and reads again.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import ctypes
 import logging
 import math
 import mmap
+import os
+import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -26,15 +32,13 @@ logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 2 * 2**20  # large pages of x86-64 and most of aarch64
 CHUNK_SIZE = 16 * PAGE_SIZE
+FILE_SIZE = 2**30  # bytes of a file, whose pages take room once they are written
 MIN_SIZE = 2**16  # bytes; smaller tensors get ordinary memory
 ALIGNMENT = 64
+_REMOVE = getattr(mmap, "MADV_REMOVE", getattr(mmap, "MADV_DONTNEED", 0))  # Linux has the first
 MADV_COLLAPSE = 25  # Linux 6.1: merges a range of small pages into a large one at once
 MAX_REFUSALS = 8  # in a row, after which the system is assumed to have no large pages left
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
-MAX_KEPT_BLOCK = 32 * 2**20  # bytes; the upper limit of glibc
-MAX_KEPT = 512 * 2**20  # bytes
-FIRST_THRESHOLD = 128 * 2**10  # bytes; both thresholds of a new process
 
 
 class LargePages:
@@ -44,6 +48,19 @@ class LargePages:
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
         self._chunks: list[weakref.ref[mmap.mmap]] = []
+        self._files: list[weakref.ref[mmap.mmap]] = []
+        self._folder: Path | None = None
+
+    @contextmanager
+    def in_files(self, folder: Path) -> Iterator[None]:
+        """Allocates pages of files in `folder` meanwhile, where the system has such files without
+        names: a file is gone with its last tensor, and with the process."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        self._rest, self._folder = nothing, folder
+        try:
+            yield
+        finally:
+            self._rest, self._folder = nothing, None
 
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
         """Allocates as torch.empty does, on the CPU."""
@@ -60,13 +77,15 @@ class LargePages:
         them: its values, which nobody needs any more, become undefined. Before `settle`."""
         begin = tensor.data_ptr()
         first, end = begin + -begin % mmap.PAGESIZE, begin + tensor.nbytes
-        for chunk in self._chunks:
+        for chunk in (*self._chunks, *self._files):
             memory = chunk()
             if memory is None or not 0 <= begin - _address(memory) < len(memory):
                 continue
             if first + mmap.PAGESIZE <= end:
                 size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
-                memory.madvise(mmap.MADV_DONTNEED, first - _address(memory), size)
+                advice = _REMOVE if chunk in self._files else mmap.MADV_DONTNEED
+                with suppress(OSError):  # a file system that keeps what was written
+                    memory.madvise(advice, first - _address(memory), size)
             return
 
     def settle(self) -> threading.Thread | None:
@@ -83,8 +102,15 @@ class LargePages:
         """Maps `size` bytes; the system provides their pages when they are first used."""
         if not hasattr(mmap, "MAP_PRIVATE"):
             return torch.empty(size, dtype=torch.uint8)
-        memory = mmap.mmap(-1, size + PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._chunks.append(weakref.ref(memory))
+        if self._folder is not None:
+            size = max(size, FILE_SIZE)
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                os.truncate(file.fileno(), size + PAGE_SIZE)
+                memory = mmap.mmap(file.fileno(), size + PAGE_SIZE)
+            self._files.append(weakref.ref(memory))
+        else:
+            memory = mmap.mmap(-1, size + PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._chunks.append(weakref.ref(memory))
         first = -_address(memory) % PAGE_SIZE
         return torch.frombuffer(memory, dtype=torch.uint8)[first : first + size]
 
@@ -126,33 +152,3 @@ def _page_addresses(chunks: list[weakref.ref[mmap.mmap]]) -> Iterator[int]:
 
 def _address(memory: mmap.mmap) -> int:
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-
-
-def keep_freed_memory() -> Callable[[], None]:
-    """Makes the C library keep freed memory for later allocations, up to half a gigabyte, where it
-    supports that (glibc): the next prefill needs results of the same sizes, and mapping their pages
-    anew costs a tenth of its time. Settings in the environment stay as they are.
-
-    Returns a function that gives the kept memory back and sets what glibc starts with. glibc cannot
-    be asked for a program's own settings, nor to adapt them by itself again.
-    """
-    library = c_library()
-    if library is None or not hasattr(library, "mallopt") or _is_malloc_tuned(library):
-        return lambda: None
-    library.mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BLOCK)
-    library.mallopt(M_TRIM_THRESHOLD, MAX_KEPT)
-
-    def put_back() -> None:
-        library.mallopt(M_MMAP_THRESHOLD, FIRST_THRESHOLD)
-        library.mallopt(M_TRIM_THRESHOLD, FIRST_THRESHOLD)
-        library.malloc_trim(0)
-
-    return put_back
-
-
-def _is_malloc_tuned(library: ctypes.CDLL) -> bool:
-    """Whether the environment sets one of the thresholds."""
-    library.getenv.restype = ctypes.c_char_p
-    names = (b"MALLOC_MMAP_THRESHOLD_", b"MALLOC_TRIM_THRESHOLD_")
-    tunables = library.getenv(b"GLIBC_TUNABLES") or b""
-    return any(map(library.getenv, names)) or b"_threshold" in tunables

@@ -12,6 +12,7 @@ import torch
 
 from mmdeploy_llm import native
 from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.portable.freed_memory import keep_freed_memory
 from mmdeploy_llm.portable.libraries import c_library
 from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -127,5 +128,5 @@ def _bound_kernel_cache() -> Undo:
 
 KERNEL_CACHE = SharedChange(_bound_kernel_cache)
 EXAMINED_OBJECTS = SharedChange(lambda: gc.unfreeze)
-FREED_MEMORY = SharedChange(native.keep_freed_memory)
+FREED_MEMORY = SharedChange(keep_freed_memory)
 CROWD = SharedChange(native.watch_crowd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,9 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
 from mmdeploy_llm.sharding.peers import NoPeers, Peers
 from mmdeploy_llm.weight_cache import WeightCache, open_cache
+from mmdeploy_llm.weight_formats import FORMATS
 from mmdeploy_llm.weights.bounds import bounded_building
+from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
@@ -31,7 +34,7 @@ from mmdeploy_llm.weights.streaming import PackModule
 from .deterministic import check_model
 from .machine import Machine
 from .model_files import ModelFiles
-from .sizes import check_size, model_length
+from .sizes import check_size, model_length, weight_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +104,18 @@ def load_model(
         return built
 
     cache = _cache(runtime, files, machine, group)
-    model = _weighted(build, runtime, files, machine, split, can_keep, cache)
-    _install(model, machine, runtime)
-    if cache is not None:
-        cache.keep(model)
+    restored = partial(_restored, build, runtime, files, machine, split, cache)
+    model = restored()
+    if model is None:
+        with ExitStack() as room:
+            stored = _stored_bytes(files) if cache is not None and stays_coded else None
+            added = partial(_add_room, build, runtime, machine, group, cache, stored, room)
+            model = _read(added, runtime, files, machine, split, can_keep)
+        if cache is not None:
+            cache.keep(model)
+            model = cache.moved(model, restored)
+    if model is None:
+        model = _read(build, runtime, files, machine, split, can_keep)
     return LoadedModel(
         files=files,
         runtime=replace(
@@ -129,36 +140,84 @@ def new_model(files: ModelFiles, config: Any) -> Any:
     return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
 
 
-def _weighted(
+def _restored(
+    build: Callable[[Any], Any],
+    runtime: RuntimeConfig,
+    files: ModelFiles,
+    machine: Machine,
+    split: Split | None,
+    cache: WeightCache | None,
+) -> Any:
+    """Builds the model with the weights of the cache, None where it has none."""
+    kernels = machine.kernels
+    if cache is None or kernels is None:
+        return None
+    complete = partial(add_dense, rules=files.rules, device=torch.device(runtime.device))
+    model = cache.restored(build, files.checkpoint, split, kernels, complete)
+    if model is not None:
+        _install(model, machine, runtime)
+    return model
+
+
+def _read(
     build: Callable[[Any], Any],
     runtime: RuntimeConfig,
     files: ModelFiles,
     machine: Machine,
     split: Split | None,
     can_keep: CanKeep | None,
-    cache: WeightCache | None,
 ) -> Any:
-    """Builds the model with the weights of the cache, or else of its files."""
+    """Builds the model with the weights of its files."""
     device, kernels = torch.device(runtime.device), machine.kernels
-    complete = partial(add_dense, rules=files.rules, device=device)
-    model: Any = None
-    if cache is not None and kernels is not None:
-        model = cache.restored(build, files.checkpoint, split, kernels, complete)
-    if model is None:
-        model = build_model(
-            build,
-            files.checkpoint,
-            dtype=getattr(torch, runtime.dtype),
-            device=device,
-            load_format=runtime.options.load_format,
-            split=split,
-            memory=None if kernels is None else kernels.memory,
-            can_keep=can_keep,
-            plugins=files.plugins,
-            new_packer=_new_packer(runtime, machine),
-        )
-        complete(model)
+    model = build_model(
+        build,
+        files.checkpoint,
+        dtype=getattr(torch, runtime.dtype),
+        device=device,
+        load_format=runtime.options.load_format,
+        split=split,
+        memory=None if kernels is None else kernels.memory,
+        can_keep=can_keep,
+        plugins=files.plugins,
+        new_packer=_new_packer(runtime, machine),
+    )
+    add_dense(model, rules=files.rules, device=device)
+    _install(model, machine, runtime)
     return model
+
+
+def _add_room(
+    build: Callable[[Any], Any],
+    runtime: RuntimeConfig,
+    machine: Machine,
+    group: RankGroup,
+    cache: WeightCache | None,
+    stored_bytes: int | None,
+    room: ExitStack,
+    config: Any,
+) -> Any:
+    """Builds the model, and enters into `room` what has its weights allocated where there is room
+    for them. stored_bytes: of weights that stay in few bits as their files have them."""
+    model = build(config)
+    memory = None if machine.kernels is None else machine.kernels.memory
+    if cache is not None and memory is not None and isinstance(model, nn.Module):
+        size = stored_bytes if stored_bytes is not None else _packed_bytes(model, runtime)
+        room.enter_context(cache.room_for(size // group.size, memory))
+    return model
+
+
+def _packed_bytes(model: nn.Module, runtime: RuntimeConfig) -> int:
+    """Returns about how many bytes the weights take once they are packed, and rounded if asked."""
+    rounding = runtime.quantization
+    bits = None if rounding is None else FORMATS[rounding].bits
+    return weight_bytes(model, getattr(torch, runtime.dtype), bits=bits)
+
+
+def _stored_bytes(files: ModelFiles) -> int:
+    """Returns the bytes of the files with the weights."""
+    checkpoint = files.checkpoint
+    found = checkpoint.gguf_files or find_weights(checkpoint.folder)
+    return sum(path.stat().st_size for path in found)
 
 
 def _new_packer(

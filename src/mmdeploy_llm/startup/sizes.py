@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.attention.cache_memory import KVCacheShape
-from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.pooling.abilities import has_whole_prompts, is_bidirectional
@@ -18,6 +17,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 from mmdeploy_llm.weights.dtypes import dtype_of
+from mmdeploy_llm.weights.kept import CodedHolder
 
 from .cards import check_memory
 
@@ -119,7 +119,8 @@ def check_size(
 ) -> Any:
     """Returns `model`, which is on the meta device. Raises ConfigError with the numbers when its
     weights and the smallest KV cache are too large for the card; on a CPU nothing is checked.
-    num_ranks: cards that share the model. stays_coded: see weight_bytes."""
+    num_ranks: cards that share the model. stays_coded: whether its checkpoint is in few bits, of
+    which 4 are the least."""
     device = torch.device(runtime.device)
     if device.type != "cuda" or not isinstance(model, nn.Module):
         return model
@@ -127,7 +128,7 @@ def check_size(
     shape, dtype = kv_cache_shape(model, runtime), getattr(torch, runtime.dtype)
     check_memory(
         device=runtime.device,
-        weights=weight_bytes(model, dtype, stays_coded=stays_coded) // num_ranks,
+        weights=weight_bytes(model, dtype, bits=4 if stays_coded else None) // num_ranks,
         least_cache=2 * (shape.bytes_per_block + shape.bytes_per_window_block) // num_ranks,
         free=free,
         total=total,
@@ -136,15 +137,15 @@ def check_size(
     return model
 
 
-def weight_bytes(model: nn.Module, dtype: torch.dtype, *, stays_coded: bool = False) -> int:
+def weight_bytes(model: nn.Module, dtype: torch.dtype, *, bits: int | None = None) -> int:
     """Returns the bytes of all parameters once they are loaded in `dtype`, or in float32 where a
-    module keeps them so. stays_coded: whether linear layers may stay in few bits, as the checkpoint
-    stores them; they are counted with 4 bits, the least that they take."""
+    module keeps them so. bits: the least that a value takes where a module may hold it in few bits,
+    as a checkpoint stores it or an option rounds it; None: none is in few bits."""
     num_bytes = 0
     for module in model.modules():
         for name, param in module.named_parameters(recurse=False):
-            if stays_coded and isinstance(module, Linear) and module.can_hold_coded(name):
-                num_bytes += param.numel() // 2
+            if bits and isinstance(module, CodedHolder) and module.can_hold_coded(name):
+                num_bytes += param.numel() * bits // 8
             else:
                 num_bytes += param.numel() * dtype_of(module, name, dtype).itemsize
     return num_bytes

@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class WeightCache:
         self._stop = threading.Event()
         self._writer: threading.Thread | None = None
         self.mapped_bytes = 0  # of the file, which are no memory of this process alone
+        self._outside: WeightMemory | None = None  # of a new model that `room_for` has in files
+        self._is_given_back = False  # some of that model's weights
 
     @property
     def exists(self) -> bool:
@@ -83,6 +85,39 @@ class WeightCache:
             folder.give_up(self._path)
         self.mapped_bytes = 0
         return None
+
+    @contextmanager
+    def room_for(self, num_bytes: int, memory: WeightMemory) -> Iterator[None]:
+        """Has the weights of a new model allocated meanwhile as pages of files, where the memory
+        does not hold so many bytes; they are for `keep` and `moved`. It is logged."""
+        free = free_ram()
+        if num_bytes <= free or not self._is_usable or self.is_unusable:
+            yield
+            return
+        sizes = f"the weights take about {num_bytes / 1e9:.2f} GB"
+        sizes += f" and this process can have {free / 1e9:.2f}"
+        try:
+            folder.make_folder(self._path.parent, num_bytes, self._max_bytes)
+        except (folder.NoRoomError, OSError, ValueError, BuildError) as error:
+            logger.warning("%s; %s cannot take them: %s", sizes, self._path.parent, error)
+            yield
+            return
+        place = self._path.parent
+        logger.warning("%s: they are written to %s first, which may take minutes", sizes, place)
+        with memory.in_files(place):
+            self._outside = memory
+            yield
+
+    def moved(self, model: Any, restored: Callable[[], Any]) -> Any:
+        """Returns the model that is computed with after `keep`: one that the memory does not hold
+        is `restored` from its file once that is whole, which takes the place of its weights. None
+        where it could not be written, which is logged."""
+        if self._outside is None or self._writer is None:
+            return model
+        self._writer.join()
+        self._outside = None
+        found = restored()
+        return model if found is None and not self._is_given_back else found
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
@@ -142,7 +177,8 @@ class WeightCache:
             size = planned_size(kept.tensors)
             if size < self._min_bytes:
                 return
-            folder.make_folder(self._path.parent, size, self._max_bytes)
+            if self._outside is None:  # else these very weights take that room already
+                folder.make_folder(self._path.parent, size, self._max_bytes)
         except (NotKeptError, folder.NoRoomError) as error:
             logger.info("the weights are not kept for the next start: %s", error)
         except (OSError, ValueError, BuildError) as error:
@@ -167,7 +203,9 @@ class WeightCache:
             with folder.new_file(self._path) as file:
                 if file is None:  # another process writes it
                     return
-                write(file, self._path.name, kept, self._stop.is_set)
+                release = None if self._outside is None else self._outside.release
+                self._is_given_back = release is not None
+                write(file, self._path.name, kept, self._stop.is_set, release)
         except NotKeptError as error:
             logger.info("the weights are not kept for the next start: %s", error)
         except (OSError, BuildError) as error:  # the disk is full

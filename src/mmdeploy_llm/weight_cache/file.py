@@ -14,7 +14,7 @@ import math
 import mmap
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
@@ -48,18 +48,27 @@ def planned_size(tensors: Sequence[Tensor]) -> int:
     return sum(_padded(tensor.nbytes) for tensor in tensors) + PAGE
 
 
-def write(file: IO[bytes], name: str, kept: Record, is_stopped: Callable[[], bool]) -> None:
-    """Writes a record. name: of the file, once it is whole. Raises NotKeptError where it was
-    stopped."""
+def write(
+    file: IO[bytes],
+    name: str,
+    kept: Record,
+    is_stopped: Callable[[], bool],
+    release: Callable[[Tensor], object] | None = None,
+) -> None:
+    """Writes a record. name: of the file, once it is whole. release: is given each tensor that was
+    written and shares its memory with no other. Raises NotKeptError where it was stopped."""
     header = _header(kept)
     file.write(header)
     digest = hashlib.blake2b(name.encode() + b"\0" + header, digest_size=DIGEST_SIZE)
-    for tensor in kept.tensors:
+    shared = _shared(kept.tensors)
+    for number, tensor in enumerate(kept.tensors):
         for piece in _pieces(tensor):
             if is_stopped():
                 raise NotKeptError("the program ended first")
             file.write(piece.data)
             digest.update(_sums(piece).tobytes())
+        if release is not None and number not in shared:
+            release(tensor)
     file.write(digest.digest() + MAGIC)
 
 
@@ -74,6 +83,24 @@ def _header(kept: Record) -> bytes:
     text = json.dumps({"size": place, "tensors": tensors, **kept.values}).encode()
     text += b" " * (-(HEAD_SIZE + len(text)) % PAGE)
     return MAGIC + len(text).to_bytes(8, sys.byteorder) + text
+
+
+def _shared(tensors: Sequence[Tensor]) -> Set[int]:
+    """Returns the numbers of tensors that cannot be given back alone: views of memory that others
+    have too, and those that are not contiguous."""
+    found = {number for number, tensor in enumerate(tensors) if not tensor.is_contiguous()}
+    furthest, end = -1, 0  # of the tensors so far, the one that reaches furthest
+    for number in sorted(range(len(tensors)), key=lambda each: tensors[each].data_ptr()):
+        tensor = tensors[number]
+        first, reach = tensor.data_ptr(), 0
+        if tensor.numel():
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            reach = 1 + sum((size - 1) * step for size, step in steps)
+        if first < end:
+            found |= {furthest, number}
+        if first + reach * tensor.itemsize > end:
+            furthest, end = number, first + reach * tensor.itemsize
+    return found
 
 
 def _padded(size: int) -> int:
