@@ -173,6 +173,7 @@ def test_mamba2(kernels, dtype, head_dim, state_size, groups, counts):
         state_size=state_size,
         groups=groups,
         time_step_limit=(0.1, 1.5),
+        has_norm=groups != 2,
     )
     x = values(sum(counts), 32, dtype=dtype)
     found = []

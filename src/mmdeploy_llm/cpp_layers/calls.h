@@ -352,7 +352,7 @@ struct Mamba2 {
     const float* a_log;       // [heads]
     const float* dt_bias;     // [heads]
     const float* skip;        // [heads]: factor of x in the output
-    const void* norm_weight;  // [heads][head_dim]
+    const void* norm_weight;  // [heads][head_dim]; null: no norm
     float* matrices;          // [rows][heads][state_size][head_dim]
     void* out;                // [tokens][heads][head_dim]
     const int64_t* starts;    // [sequences + 1], as ShortConv has them

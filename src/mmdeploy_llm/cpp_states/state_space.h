@@ -161,7 +161,8 @@ void scan_head(const Mamba2& args, int64_t sequence, int64_t head, const float* 
     }
 }
 
-// out = norm(out * silu(gate)) * weight, the norm over each group of channels, for all tokens.
+// out = norm(out * silu(gate)) * weight, the norm over each group of channels, for all tokens; without
+// a weight there is no norm.
 template <typename T>
 void norm_groups(const Mamba2& args) {
     const int64_t inner = args.heads * args.head_dim, size = inner / args.groups;
@@ -172,10 +173,14 @@ void norm_groups(const Mamba2& args) {
         for (int64_t at = begin; at < end; ++at) {
             const int64_t token = at / args.groups, first = at % args.groups * size;
             const T* gate = static_cast<const T*>(args.z) + token * args.z_stride + first;
-            const T* weight = static_cast<const T*>(args.norm_weight) + first;
             T* out = static_cast<T*>(args.out) + token * inner + first;
             for_activated<SILU, T>(
                 gate, size, [&](int64_t c, float open) { wide[c] = load(out[c]) * open; });
+            if (args.norm_weight == nullptr) {
+                for (int64_t c = 0; c < size; ++c) out[c] = store<T>(wide[c]);
+                continue;
+            }
+            const T* weight = static_cast<const T*>(args.norm_weight) + first;
             float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
             for (int64_t c = 0; c < size; ++c) squares += wide[c] * wide[c];

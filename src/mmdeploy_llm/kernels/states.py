@@ -89,8 +89,8 @@ class Mamba2Inputs:
     """The inputs of a layer of Mamba-2 with H heads of P channels in G groups, and N states.
 
     rows: [T, H P + 2 G N], x, B and C after the convolution. z: [T, H P]. dt: [T, H].
-    a_log, dt_bias, skip: [H] float32. norm_weight: [H P]. eps: of the norm over each group.
-    limits: of the time steps.
+    a_log, dt_bias, skip: [H] float32. norm_weight: [H P]; None: no norm. eps: of the norm over
+    each group. limits: of the time steps.
     """
 
     rows: Tensor
@@ -99,7 +99,7 @@ class Mamba2Inputs:
     a_log: Tensor
     dt_bias: Tensor
     skip: Tensor
-    norm_weight: Tensor
+    norm_weight: Tensor | None
     eps: float
     num_groups: int
     limits: tuple[float, float]

@@ -90,7 +90,8 @@ class StateProducts(Library):
 
     def can_mamba2(self, inputs: Mamba2Inputs, matrices: Tensor) -> bool:
         is_plain = matrices.is_contiguous() and matrices.dtype is torch.float32
-        own = (inputs.rows, inputs.z, inputs.dt, inputs.norm_weight)
+        norm = () if inputs.norm_weight is None else (inputs.norm_weight,)
+        own = (inputs.rows, inputs.z, inputs.dt, *norm)
         state_size, head_dim = matrices.shape[-2:]
         fits = state_size <= MAX_STATE and head_dim <= MAX_HEAD and head_dim % LANES == 0
         return self.takes(*own) and is_plain and fits

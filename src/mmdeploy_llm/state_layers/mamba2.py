@@ -40,6 +40,7 @@ class Mamba2Config:
     norm_eps: float
     conv_bias: bool = True
     bias: bool = False
+    has_norm: bool = True
     time_step_limit: tuple[float, float] = (0.0, float("inf"))
 
     @property
@@ -64,17 +65,22 @@ class Mamba2Config:
 
 
 class GroupedGatedNorm(nn.Module):
-    """Computes weight * rms_norm(x * silu(gate)), the norm over each group of channels."""
+    """Computes weight * rms_norm(x * silu(gate)), the norm over each group of channels; without a
+    weight x * silu(gate)."""
 
-    def __init__(self, size: int, num_groups: int, eps: float) -> None:
+    weight: nn.Parameter | None
+
+    def __init__(self, size: int, num_groups: int, eps: float, *, has_norm: bool = True) -> None:
         super().__init__()
-        self.weight = empty_parameter(size)
+        self.weight = empty_parameter(size) if has_norm else None
         self.num_groups = num_groups
         self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """[T, size], x in float32 -> [T, size] in gate's dtype."""
         wide = x.to(gate.dtype).float() * F.silu(gate.float())
+        if self.weight is None:
+            return wide.to(gate.dtype)
         groups = wide.view(x.shape[0], self.num_groups, -1)
         groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * groups.view(x.shape).to(gate.dtype)
@@ -97,7 +103,9 @@ class Mamba2(KernelLayer):
         self.A_log = empty_parameter(config.num_heads)
         self.D = empty_parameter(config.num_heads)
         self.dt_bias = empty_parameter(config.num_heads)
-        self.norm = GroupedGatedNorm(config.inner_size, config.num_groups, config.norm_eps)
+        self.norm = GroupedGatedNorm(
+            config.inner_size, config.num_groups, config.norm_eps, has_norm=config.has_norm
+        )
         self.out_proj = Linear(config.inner_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, states: StateContext) -> Tensor:
@@ -105,7 +113,7 @@ class Mamba2(KernelLayer):
         config = self.config
         conv_state, matrices = states.tensors(self.layer)
         sizes = [config.inner_size, config.conv_size, config.num_heads]
-        z, rows, dt = torch.split(self.in_proj(x), sizes, 1)
+        z, rows, dt = torch.split(self.projected(x), sizes, 1)
         inputs = self._inputs(self.conv1d(rows, conv_state, states), z, dt)
         kernels = None if self.kernels is None else self.kernels.states
         if kernels is not None and kernels.can_mamba2(inputs, matrices):
@@ -113,6 +121,11 @@ class Mamba2(KernelLayer):
         else:
             y = self._in_torch(inputs, matrices, states)
         out: Tensor = self.out_proj(y)
+        return out
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Returns z, the rows of the convolution, and dt, before they are divided."""
+        out: Tensor = self.in_proj(x)
         return out
 
     def _inputs(self, rows: Tensor, z: Tensor, dt: Tensor) -> Mamba2Inputs:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 CHILDREN = frozenset({"in_proj", "conv1d", "norm", "out_proj"})
 PARAMETERS = frozenset({"A_log", "D", "dt_bias"})
 SIZES = ("hidden_size", "num_heads", "head_dim", "ssm_state_size", "n_groups", "conv_kernel_size")
+FACTORS = "mup_vector"  # a buffer of Falcon H1's, which also have ssm_in_multiplier
 NUM_TOKENS = 7  # of the prompt of the comparison
 ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
 # Tokens that transformers' own scan computes as one square of scores, with padding up to it.
@@ -35,7 +36,10 @@ class AnyMamba2(Mamba2):
             super().__init__(config, int(plain.layer_idx))
         self.in_proj, self.out_proj = AnyLinear(plain.in_proj), AnyLinear(plain.out_proj)
         self.conv1d.weight, self.conv1d.bias = plain.conv1d.weight, plain.conv1d.bias
-        self.norm.weight = plain.norm.weight
+        if config.has_norm:
+            self.norm.weight = plain.norm.weight
+        for name, buffer in plain.named_buffers():
+            self.register_buffer(name, buffer, persistent=False)
         for name in PARAMETERS:  # which the kernels read in float32
             setattr(self, name, nn.Parameter(getattr(plain, name).float(), requires_grad=False))
         for name, value in vars(plain).items():  # which layers around it may read
@@ -50,16 +54,30 @@ class AnyMamba2(Mamba2):
         tokens of a pass, so its mask says nothing."""
         given = (cache, *(more.get(name) for name in carriers.NAMES))
         states = _Passed(self, next((own for own in given if own is not None), None), hidden_states)
-        out = super().forward(hidden_states.flatten(0, 1), states)
+        x = hidden_states.flatten(0, 1)
+        out = super().forward(
+            x * self.ssm_in_multiplier if self.factors() is not None else x, states
+        )
         states.keep()
         return out.view(hidden_states.shape)
+
+    def factors(self) -> Tensor | None:
+        """Returns what each channel of the projection is multiplied by; None of most models."""
+        return self._buffers.get(FACTORS)
+
+    def projected(self, x: Tensor) -> Tensor:
+        """See Mamba2."""
+        out, factors = super().projected(x), self.factors()
+        return out if factors is None else out * factors.view(-1)
 
     def plain(self) -> Any:
         """Returns transformers' mixer with these weights."""
         plain: Any = self.__dict__["_plain"]
         plain.in_proj, plain.out_proj = self.in_proj, self.out_proj
         plain.conv1d.weight, plain.conv1d.bias = self.conv1d.weight, self.conv1d.bias
-        plain.norm.weight = self.norm.weight
+        if self.config.has_norm:
+            plain.norm.weight = self.norm.weight
+        plain._buffers.update(self._buffers)
         for name in PARAMETERS:
             setattr(plain, name, getattr(self, name))
         return plain
@@ -164,11 +182,14 @@ def _config_of(plain: Any) -> Mamba2Config | None:
     children = {name for name, _ in plain.named_children()}
     params = {name for name, _ in plain.named_parameters(recurse=False)}
     sizes = [getattr(plain, name, None) for name in SIZES]
-    if children - {"act"} != CHILDREN or params != PARAMETERS or [*plain.buffers()]:
+    if children - {"act"} != CHILDREN or params != PARAMETERS:
+        return None
+    if {name for name, _ in plain.named_buffers()} - {FACTORS}:
         return None
     if not all(type(size) is int for size in sizes) or getattr(plain, "activation", "") != "silu":
         return None
     hidden, heads, head_dim, state_size, groups, kernel_size = (int(size or 0) for size in sizes)
+    has_norm = not isinstance(plain.norm, nn.Identity)
     low, high = getattr(plain, "time_step_limit", (0.0, float("inf")))
     config = Mamba2Config(
         hidden_size=hidden,
@@ -180,15 +201,16 @@ def _config_of(plain: Any) -> Mamba2Config | None:
         norm_eps=float(getattr(plain.norm, "variance_epsilon", 0.0)),
         conv_bias=plain.conv1d.bias is not None,
         bias=plain.in_proj.bias is not None,
+        has_norm=has_norm,
         time_step_limit=(float(low), float(high)),
     )
     inner = config.inner_size
     wanted = {
         "in_proj": (inner + config.conv_size + heads, hidden),
         "conv1d": (config.conv_size, 1, kernel_size),
-        "norm": (inner,),
         "out_proj": (hidden, inner),
     }
+    wanted |= {"norm": (inner,)} if has_norm else {}
     found = {name: tuple(plain.get_submodule(name).weight.shape) for name in wanted}
     is_grouped = getattr(plain.norm, "group_size", inner) * groups == inner
     return config if found == wanted and is_grouped else None

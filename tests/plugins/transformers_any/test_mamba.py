@@ -12,7 +12,13 @@ from mmdeploy_llm.weights.load import build_model
 from mmdeploy_llm_plugins.transformers_any.model import AnyModel
 from mmdeploy_llm_plugins.transformers_parts import mamba
 
-CLASSES = ("BambaForCausalLM", "Mamba2ForCausalLM", "NemotronHForCausalLM", "Zamba2ForCausalLM")
+CLASSES = (
+    "BambaForCausalLM",
+    "FalconH1ForCausalLM",
+    "Mamba2ForCausalLM",
+    "NemotronHForCausalLM",
+    "Zamba2ForCausalLM",
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +30,10 @@ def census(load_file):
 def loaded(census, tmp_path):
     """Returns a function from the name of a class to the model, loaded, and transformers' own."""
 
-    def load(name, dtype=torch.float32):
+    def load(name, dtype=torch.float32, **changes):
         config = census.config_of(name)
+        for key, value in changes.items():
+            setattr(config, key, value)
         write_checkpoint(config, tmp_path, tokenizer=make_tokenizer("qwen2"), dtype=dtype)
         own = getattr(transformers, name).from_pretrained(tmp_path, dtype=dtype).eval()
         checkpoint = Checkpoint(folder=tmp_path, config=own.config)
@@ -59,9 +67,22 @@ def test_logits_are_those_of_transformers(loaded, name):
     assert (found - wanted).norm() < 1.25 * (near - wanted).norm()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("is_before", [False, True])
+def test_norms_of_falcon_h1(loaded, is_before):
+    """Its mixers have a norm where the config says so; one before the gate is not the engine's."""
+    changes = {"mamba_rms_norm": True, "mamba_norm_before_gate": is_before}
+    model, own = loaded("FalconH1ForCausalLM", **changes)
+    assert bool(mixers(model)) is not is_before
+    ids = torch.arange(5, 45).unsqueeze(0)
+    with torch.inference_mode():
+        found, wanted = (each(ids, use_cache=False).logits for each in (model.inner, own))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
 def test_other_mixers_stay(loaded):
-    """Falcon H1's multiplies its channels by factors; its scan fills prompts up to fewer tokens."""
-    model, own = loaded("FalconH1ForCausalLM")
+    """One with another activation does; its scan fills prompts up to fewer tokens."""
+    model, own = loaded("FalconH1ForCausalLM", hidden_act="gelu")
     assert not mixers(model)
     sizes = {module.chunk_size for module in model.modules() if hasattr(module, "A_log")}
     assert sizes == {mamba.CHUNK}
