@@ -105,17 +105,21 @@ def load_model(
 
     cache = _cache(runtime, files, machine, group)
     restored = partial(_restored, build, runtime, files, machine, split, cache)
+    stored = _stored_bytes(files) if cache is not None and stays_coded else None
+
+    def read() -> Any:
+        with ExitStack() as room:
+            added = partial(_add_room, build, runtime, machine, group, cache, stored, room)
+            return _read(added, runtime, files, machine, split, can_keep)
+
     model = restored()
     if model is None:
-        with ExitStack() as room:
-            stored = _stored_bytes(files) if cache is not None and stays_coded else None
-            added = partial(_add_room, build, runtime, machine, group, cache, stored, room)
-            model = _read(added, runtime, files, machine, split, can_keep)
+        model = read()
         if cache is not None:
             cache.keep(model)
             model = cache.moved(model, restored)
-    if model is None:
-        model = _read(build, runtime, files, machine, split, can_keep)
+    if model is None:  # its weights were given back for a file that could not be written
+        model = read()
     return LoadedModel(
         files=files,
         runtime=replace(
