@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_written_leaves_the_model(cache, kernels, monkeypa
 
     monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.write", write)
     own.keep(model)
-    assert own.moved(model, lambda: None) is model
+    assert own.moved(model, lambda: None, lambda: None) is model
     assert own.mapped_bytes == 1000
     assert "No space left on device" in caplog.text
 

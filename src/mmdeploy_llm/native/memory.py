@@ -5,8 +5,7 @@ machine may need seconds to touch a gigabyte of large pages for the first time, 
 loaded into small pages, and a thread has the system move them to large ones while the first
 requests run.
 
-Weights that the memory does not hold are loaded into pages of files, which the system writes back
-and reads again.
+Weights that the memory does not hold are loaded into pages of files.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import ctypes
 import logging
 import math
 import mmap
-import os
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -87,12 +85,10 @@ class LargePages:
             if first + mmap.PAGESIZE > end:
                 return False
             advice = _REMOVE if chunk in self._files else mmap.MADV_DONTNEED
-            try:
-                size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            with suppress(OSError):  # of a file system that keeps what was written
                 memory.madvise(advice, first - _address(memory), size)
-            except OSError:  # a file system that keeps what was written
-                return False
-            return True
+                return True
         return False
 
     def settle(self) -> threading.Thread | None:
@@ -121,7 +117,7 @@ class LargePages:
         """Maps a new file; None, with a warning, where the folder takes none."""
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                os.truncate(file.fileno(), size + PAGE_SIZE)
+                file.truncate(size + PAGE_SIZE)
                 memory = mmap.mmap(file.fileno(), size + PAGE_SIZE)
         except OSError as error:
             logger.warning(

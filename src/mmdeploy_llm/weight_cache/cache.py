@@ -121,19 +121,19 @@ class WeightCache:
             self._outside, self._is_given_back, self.mapped_bytes = memory, False, num_bytes
             yield
 
-    def moved(self, model: Any, restored: Callable[[], Any]) -> Any:
+    def moved(self, model: Any, restored: Callable[[], Any], read: Callable[[], Any]) -> Any:
         """Returns the model that is computed with after `keep`: one that the memory does not hold
-        is `restored` from its file once that is whole, which takes the place of its weights. None
-        where it could not be written, which is logged."""
+        is `restored` from its file once that is whole. Where the file could not be written, which
+        is logged, it stays, or is `read` again if some of its weights were given back."""
         if self._outside is None or self._writer is None:
             return model
         self._writer.join()
         self._outside, num_bytes = None, self.mapped_bytes
         found = restored()
-        if found is None and not self._is_given_back:
-            self.mapped_bytes = num_bytes
-            return model
-        return found
+        if found is not None:
+            return found
+        self.mapped_bytes = num_bytes
+        return read() if self._is_given_back else model
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
