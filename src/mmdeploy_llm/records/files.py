@@ -269,6 +269,8 @@ class Folder(Closing):
         try:
             yield
         except OSError as error:
+            if error.errno is None:  # it has words of its own
+                raise
             raise self._named(error, name) from None
 
     def _check_there(self, file: IO[bytes], partial: str) -> None:
