@@ -31,6 +31,8 @@ CHUNK = 32
 class AnyMamba2(Mamba2):
     """Has the parameters and the arguments of the mixer that it replaces."""
 
+    ssm_in_multiplier: float  # of a mixer with factors
+
     def __init__(self, plain: Any, config: Mamba2Config) -> None:
         with torch.device("meta"):
             super().__init__(config, int(plain.layer_idx))
@@ -212,5 +214,6 @@ def _config_of(plain: Any) -> Mamba2Config | None:
     }
     wanted |= {"norm": (inner,)} if has_norm else {}
     found = {name: tuple(plain.get_submodule(name).weight.shape) for name in wanted}
-    is_grouped = getattr(plain.norm, "group_size", inner) * groups == inner
-    return config if found == wanted and is_grouped else None
+    own = inner // int(getattr(plain.norm, "n_groups", 1))
+    is_grouped = getattr(plain.norm, "group_size", own) * groups == inner
+    return config if found == wanted and (is_grouped or not has_norm) else None

@@ -26,6 +26,7 @@ SETTINGS = {
 CLASSES = (
     "BambaForCausalLM",
     "BloomForCausalLM",
+    "FalconH1ForCausalLM",
     "GPTNeoForCausalLM",
     "GraniteMoeHybridForCausalLM",
     "Mamba2ForCausalLM",
