@@ -8,6 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
+from mmdeploy_llm.shown import error_text
 from mmdeploy_llm.weights.map import Target, WeightMap, fused_head_targets
 
 from .families import FAMILIES
@@ -22,11 +23,14 @@ def new_model(config: Any) -> StandardModel:
 
 
 def refusal(config: Any) -> str | None:
-    """Returns why `new_model` raises for a config; None where it does not."""
+    """Returns why `new_model` raises for a config, which may lack a key or have an unknown value;
+    None where it does not raise."""
     try:
         decoder_config(FAMILIES[config.model_type], config)
     except ModelNotSupportedError as error:
         return str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"its config.json is not as expected: {error_text(error)}"
     return None
 
 
