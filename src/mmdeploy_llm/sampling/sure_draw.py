@@ -86,8 +86,8 @@ def _inverted(
     column = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
     after, ahead = sums.gather(1, column), others.gather(1, column)
     before = after - shares.gather(1, column)
-    # A share x moves the target up by uniform * x, and borders behind it up by x: of the tokens
-    # ahead of this one, both; of those behind it, the target alone.
+    # A share x moves the target up by uniform * x, and the borders that follow it by x: these two
+    # too where it comes before this token, else the target alone.
     is_sure = before + (1 - uniform) * ahead + margin <= target
     is_sure &= target + uniform * (rest - ahead) + margin < after
     return ids.gather(1, column)[:, 0], is_sure[:, 0]

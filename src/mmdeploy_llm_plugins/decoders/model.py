@@ -8,7 +8,6 @@ from typing import Any
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
-from mmdeploy_llm.shown import error_text
 from mmdeploy_llm.weights.map import Target, WeightMap, fused_head_targets
 
 from .families import FAMILIES
@@ -30,7 +29,7 @@ def refusal(config: Any) -> str | None:
     except ModelNotSupportedError as error:
         return str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return f"its config.json is not as expected: {error_text(error)}"
+        return f"its config.json is not as expected: {type(error).__name__}: {error}"
     return None
 
 
