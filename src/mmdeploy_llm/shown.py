@@ -60,9 +60,10 @@ def system_words(error: OSError) -> str:
     """Returns what the system refused, and what to do about it."""
     if error.errno is None or error.strerror is None:
         return str(error)
-    words = error.strerror if error.filename is None else f"{error.filename!r}: {error.strerror}"
+    names = [repr(name) for name in (error.filename, error.filename2) if name is not None]
+    words = ": ".join((*filter(None, (" -> ".join(names),)), error.strerror))
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
         return f"{words}; make room there, or name an output on another disk"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if names and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{words}; change the rights of the file or of its folder, or name another place"
     return words

@@ -14,6 +14,7 @@ import pytest
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.portable import locks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.outcome import NOTHING, Retried
 from mmdeploy_llm.sinks.scan import newest
@@ -294,9 +295,29 @@ def test_one_run_at_a_time(do, rows, output):
     kept = open_sink(output).scan(lambda record: record.line)
     with (
         open_sink(output).writer("new", kept),
-        pytest.raises(ConfigError, match="another run is writing"),
+        pytest.raises(ConfigError, match=r"another run \(process .*\) is writing"),
     ):
         do(rows, output)
+
+
+@pytest.mark.parametrize("output", FOLDERS)
+def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monkeypatch):
+    """Another run removes the lock between our opening and locking it, as an export does."""
+    do(rows[:3], output)
+    sink, lock, calls = open_sink(output), locks.lock, []
+    place = sink.folder / ".lock"
+    assert place.read_bytes() == b""
+
+    def late(file):
+        calls.append(file)
+        if len(calls) == 1:
+            place.unlink()
+        lock(file)
+
+    monkeypatch.setattr(locks, "lock", late)
+    with sink.writer("resume", sink.scan(lambda record: record.line)):
+        assert place.read_text().startswith(f"process {os.getpid()} on ")
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("output", FOLDERS)

@@ -1,10 +1,12 @@
 """`export`: between all formats of outputs, filtered, and each record accounted for."""
 
 import tarfile
+from contextlib import contextmanager
 
 import pytest
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.exporting import pictures
 from mmdeploy_llm.exporting.export import ExportOptions
 from mmdeploy_llm.exporting.formats import FORMATS, export_records, format_of
 from mmdeploy_llm.guarding.claims import claimed
@@ -109,8 +111,31 @@ def test_what_another_run_writes_is_left_to_it(captions, tmp_path, name):
         out.mkdir()
     before = sorted(tmp_path.rglob("*"))
     with (
-        claimed(out, is_folder=is_folder),
+        claimed(out, is_folder=is_folder, suffix=".txt" if name == "sidecar" else ""),
         pytest.raises(ConfigError, match=r"another run .* is writing to '.*out'"),
     ):
         export_records([captions], out, name, ExportOptions(is_overwritten=True))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "yolo", "kohya"])
+def test_what_another_run_has_written_meanwhile_stays(captions, tmp_path, name, monkeypatch):
+    out = tmp_path / "out"
+
+    @contextmanager
+    def late(output, **options):
+        out.mkdir()
+        (out / "theirs").touch()
+        with claimed(output, **options):
+            yield
+
+    monkeypatch.setattr(pictures, "claimed", late)
+    with pytest.raises(ConfigError, match="has files already"):
+        export_records([captions], out, name)
+    assert [path.name for path in out.iterdir()] == ["theirs"]
+
+
+def test_a_lock_that_a_killed_export_left_is_no_file_of_its_folder(captions, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".lock").touch()
+    assert export_records([captions], tmp_path / "out", "kohya").num_out

@@ -1,13 +1,16 @@
 """Training sets: pictures with their captions beside them, as trainers and `datasets` read them."""
 
+import errno
 import json
 import os
 
 import pytest
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.exporting import pictures
 from mmdeploy_llm.exporting.export import ExportOptions
 from mmdeploy_llm.exporting.formats import export_records, format_of
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sidecars.text import SidecarText
 
@@ -131,6 +134,21 @@ def test_sidecars_of_an_output_that_is_there(captions, photos):
     assert found.left_out["it is not beneath the folder of the input"] == 1
     with pytest.raises(ConfigError, match="no folder"):
         export_records([captions], "photos/a.png", "sidecar")
+
+
+def test_texts_of_another_suffix_are_written_at_once(captions, photos, monkeypatch, caplog):
+    with claimed("photos", is_folder=True, suffix=".caption"):
+        assert export_records([captions], "photos", "sidecar").num_out == 2
+    assert (photos / "photos/a.txt").exists()
+    assert not list((photos / "photos").glob("*.lock"))
+
+    def refused(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied", "photos")
+
+    monkeypatch.setattr(pictures, "claimed", refused)
+    options = ExportOptions(sidecar=SidecarOptions(on_existing="overwrite"))
+    assert export_records([captions], "photos", "sidecar", options).num_in == 3
+    assert "'photos' has no lock (Permission denied): make sure" in caplog.text
 
 
 def test_relative_paths_are_found_from_another_folder(captions, photos, monkeypatch):

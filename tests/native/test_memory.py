@@ -89,9 +89,9 @@ def test_a_part_goes_back():
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="no large pages on this system")
-def test_pages_of_files(tmp_path):
+def test_pages_of_files(tmp_path, caplog):
     """They keep their values, no name is left in the folder, what is released is zeros, and later
-    tensors are in memory again."""
+    tensors are in memory again, as they are where the folder takes no file."""
     memory = LargePages()
     with memory.in_files(tmp_path):
         tensor = memory.empty((8 * MIN_SIZE,), dtype=torch.uint8).fill_(1)
@@ -99,12 +99,16 @@ def test_pages_of_files(tmp_path):
     assert not list(tmp_path.iterdir())
     assert _name_of(tensor).startswith(str(tmp_path))
     assert _name_of(others[1]) == _name_of(tensor)
-    memory.release(tensor[: 4 * MIN_SIZE])
+    assert memory.release(tensor[: 4 * MIN_SIZE])
+    assert not memory.release(torch.ones(MIN_SIZE))
     assert not tensor[: 4 * MIN_SIZE].any()
     assert bool((tensor[4 * MIN_SIZE :] == 1).all())
     assert [int(other.min()) for other in others] == [2, 3]
     assert not _name_of(memory.empty((MIN_SIZE,), dtype=torch.uint8))
     memory.settle()
+    with memory.in_files(tmp_path / "nowhere"):
+        assert not _name_of(memory.empty((MIN_SIZE,), dtype=torch.uint8))
+    assert "nowhere takes no file for weights" in caplog.text
 
 
 def _name_of(tensor):

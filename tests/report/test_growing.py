@@ -8,6 +8,7 @@ import os
 import tarfile
 import threading
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item, Media
 from mmdeploy_llm.records.record import Record
@@ -24,6 +26,7 @@ from mmdeploy_llm.report.kept import read_kept
 from mmdeploy_llm.report.live import LiveReport
 from mmdeploy_llm.report.page import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.report.previews import FilePreviews, bytes_of
+from mmdeploy_llm.report.whole import ReportOptions, RunReport
 from mmdeploy_llm.sinks.scan import RecordIndex
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24)
@@ -233,6 +236,32 @@ def test_the_live_report_serves_its_own_files_and_nothing_else(live):
         f"/my%20page_files/pictures/ab/{'a' * 24}-000.jpg",
     ):
         assert asked(live, path)[0] in (400, 404), path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    mode: str = "new"
+    watch: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    source: object
+    settings: Settings = Settings()
+
+
+def test_a_report_that_cannot_begin_leaves_no_server_and_no_claim(tmp_path):
+    job = Job(source=SimpleNamespace(kinds=dict, total=1))
+    previews = FilePreviews(Loader, Loader)
+    page, options = tmp_path / "page.html", ReportOptions(model="m", about={}, live_port=0)
+    before = set(threading.enumerate())
+    with claimed(page), pytest.raises(ConfigError, match="another run"):
+        RunReport(job, page, previews, options)
+    assert not [own for own in set(threading.enumerate()) - before if own.name == "live report"]
+    with pytest.raises(ConfigError, match="port"):
+        RunReport(job, page, previews, replace(options, live_port=99999))
+    with claimed(page):
+        pass
 
 
 def test_the_live_report_answers_get_to_its_own_name_only(live):

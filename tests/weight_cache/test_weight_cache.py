@@ -140,7 +140,9 @@ def test_weights_that_the_memory_does_not_hold_stay_in_their_file(
 def test_room_for_weights_that_the_memory_does_not_hold(cache, tmp_path, monkeypatch, caplog):
     """Files are used where both memory and the cache's bounds say so; without room that is told."""
     places = []
-    memory = SimpleNamespace(in_files=lambda place: nullcontext(places.append(place)))
+    memory = SimpleNamespace(
+        has_files=True, in_files=lambda place: nullcontext(places.append(place))
+    )
     monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.free_ram", lambda: 1000)
     with cache().room_for(1000, memory):
         assert not places
@@ -154,9 +156,37 @@ def test_room_for_weights_that_the_memory_does_not_hold(cache, tmp_path, monkeyp
         assert not places
     assert "the disk has 1000 bytes left, and 1001 are needed" in caplog.text
     disk.free += 1
-    with cache().room_for(1001, memory):
+    own = cache()
+    with own.room_for(1001, memory):
         assert places == [tmp_path / "weights"]
     assert "they are written to" in caplog.text
+    assert own.mapped_bytes == 1001
+    disk.free = 10**6
+    for more in ("num_ranks", "num_engines"):
+        with cache(**{more: 2}).room_for(500, memory):
+            assert len(places) == 1
+        with cache(**{more: 2}).room_for(501, memory):
+            assert places.pop() == tmp_path / "weights"
+    memory.has_files = False
+    with cache().room_for(1001, memory):
+        assert len(places) == 1
+
+
+def test_a_file_that_cannot_be_written_leaves_the_model(cache, kernels, monkeypatch, caplog):
+    """Nothing was given back yet: it stays where it is."""
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.free_ram", lambda: 0)
+    own = cache()
+    with own.room_for(1000, kernels.memory):
+        model = packed(kernels, "int8")
+
+    def write(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.write", write)
+    own.keep(model)
+    assert own.moved(model, lambda: None, lambda: None) is model
+    assert own.mapped_bytes == 1000
+    assert "No space left on device" in caplog.text
 
 
 def test_memory_that_several_tensors_share_is_not_given_back(tmp_path):

@@ -42,7 +42,9 @@ def check_pictures(paths: Iterable[str]) -> None:
         if _is_plain(path) and is_gone(path):
             raise ConfigError(f"image file {path!r} does not exist")
         if os.path.isdir(path):
-            raise ConfigError(f"{path!r} is a folder; name a picture in it, or `caption` it")
+            raise ConfigError(
+                f"{path!r} is a folder; name a picture in it, or run `mmdeploy-llm caption FOLDER`"
+            )
 
 
 def check_model(name: str, options: Mapping[str, Any]) -> None:

@@ -17,14 +17,13 @@ from io import BufferedReader
 from pathlib import Path
 
 from mmdeploy_llm.boxes.writing import Labelled, coco, labels_of, yolo_lines
-from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.records.boxes import boxes_of
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.unicode_text import without_surrogates
 from mmdeploy_llm.sidecars.writer import write_beside
 
 from .export import Export
-from .pictures import answered, check_free, plain
+from .pictures import answered, free, plain
 
 NO_BOXES = "its boxes were not read: the run was without --boxes, or it has not one picture"
 CLASSES = "classes.txt"
@@ -44,7 +43,13 @@ def write_yolo(export: Export) -> None:
     Of two pictures whose names differ in the suffix only the first is written. Classes of an
     earlier export there keep their ids: it may have texts of other pictures."""
     out = Path(export.output)
-    check_free(export, out)
+    with free(export, out):
+        pictures = _named_apart(export)
+        _write_folder(out, pictures)
+    _note(export, pictures)
+
+
+def _named_apart(export: Export) -> list[Labelled]:
     pictures, taken = [], set[str]()
     for picture in _pictures(export):
         stem = _stem(picture.name)
@@ -53,11 +58,11 @@ def write_yolo(export: Export) -> None:
             continue
         taken.add(stem.casefold())
         pictures.append(picture)
-    with (
-        claimed(out, is_folder=True),
-        Folder.open(out) as folder,
-        folder.inner("labels") as inner,
-    ):
+    return pictures
+
+
+def _write_folder(out: Path, pictures: list[Labelled]) -> None:
+    with Folder.open(out) as folder, folder.inner("labels") as inner:
         known = _classes(folder)
         labels = [*known, *(label for label in labels_of(pictures) if label not in known)]
         classes = {label: number for number, label in reversed(list(enumerate(labels)))}
@@ -65,7 +70,6 @@ def write_yolo(export: Export) -> None:
             text = "".join(f"{line}\n" for line in yolo_lines(picture, classes))
             _write(inner, f"{_stem(picture.name)}.txt", text)
         _write(folder, CLASSES, "".join(f"{label}\n" for label in labels))
-    _note(export, pictures)
 
 
 def _pictures(export: Export) -> Iterator[Labelled]:

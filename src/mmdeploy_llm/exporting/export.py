@@ -199,6 +199,7 @@ class Export:
     def write_file(self, pieces: Iterable[bytes]) -> None:
         """Writes the output as one file: whole, or not at all."""
         path = Path(self.output)
+        self.check_new(path)  # before its folder is made
         with claimed(path), Folder.open(path.parent) as folder:
             self.check_new(path)
             folder.write(path.name, pieces)

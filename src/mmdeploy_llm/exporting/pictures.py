@@ -10,17 +10,18 @@ Pictures that are not beneath the folder are copied into it, files and what tars
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.finding.words import listed
-from mmdeploy_llm.guarding.claims import claimed
+from mmdeploy_llm.guarding.claims import LOCK, claimed
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.columns import Columns
 from mmdeploy_llm.records.files import Folder
@@ -31,6 +32,8 @@ from mmdeploy_llm.sidecars.places import Spot
 from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, page_of, picture_of, write_beside
 
 from .export import Export, Exported
+
+logger = logging.getLogger(__name__)
 
 METADATA = "metadata.jsonl"
 FIXED = ("file_name", "text")
@@ -45,13 +48,24 @@ def write_imagefolder(export: Export) -> None:
     out = Path(export.output)
     is_there = out.name == METADATA
     folder = out.parent if is_there else out
+    with _new_metadata(export, folder) if is_there else free(export, folder):
+        columns = Columns(fixed=FIXED, fields=_record_fields())
+        for item in export.items():
+            columns.add(_values(item.record))
+        _write_metadata(export, folder, columns, is_there=is_there)
+
+
+@contextmanager
+def _new_metadata(export: Export, folder: Path) -> Iterator[None]:
+    """Claims metadata.jsonl in a folder of pictures, as `free` does."""
     export.check_new(folder / METADATA)
-    if not is_there:
-        check_free(export, folder)
-    columns = Columns(fixed=FIXED, fields=_record_fields())
-    for item in export.items():
-        columns.add(_values(item.record))
-    with claimed(folder, is_folder=True), Folder.open(folder) as opened:
+    with claimed(folder, is_folder=True):
+        export.check_new(folder / METADATA)
+        yield
+
+
+def _write_metadata(export: Export, folder: Path, columns: Columns, *, is_there: bool) -> None:
+    with Folder.open(folder) as opened:
         pictures = Pictures(opened, export.options.kinds, is_copied=not is_there)
         opened.write(METADATA, _lines(export, pictures, columns))
 
@@ -73,9 +87,8 @@ def write_kohya(export: Export) -> None:
     options = export.options
     words = " ".join(options.sidecar.text.trigger) or "captions"
     folder = Path(export.output)
-    check_free(export, folder)
     with (
-        claimed(folder, is_folder=True),
+        free(export, folder),
         Folder.open(folder) as outer,
         outer.inner(f"{options.repeats}_{plain(words)}") as opened,
     ):
@@ -102,7 +115,7 @@ def write_sidecars(export: Export) -> None:
 
     options = export.options
     sidecars = Sidecars(options.sidecar, spot_of, export.inputs, options.kinds)
-    with claimed(root, is_folder=True), sidecars:
+    with _claimed_texts(root, options.sidecar.suffix), sidecars:
         counts = sidecars.counts
         for item in answered(export):
             num_kept, left_out = counts.num_kept, counts.left_out.copy()
@@ -111,6 +124,23 @@ def write_sidecars(export: Export) -> None:
                 export.leave_out(reason)
             if counts.num_kept > num_kept:
                 export.leave_out(KEPT, is_lost=False)
+
+
+@contextmanager
+def _claimed_texts(root: str, suffix: str) -> Iterator[None]:
+    """Claims the texts of a suffix beneath a folder. It may be one that nothing is written to: only
+    folders in it have pictures."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(root, is_folder=True, suffix=suffix))
+        except OSError as error:
+            logger.warning(
+                "%r has no lock (%s): make sure that no other run writes %s beneath it",
+                root,
+                error.strerror,
+                suffix,
+            )
+        yield
 
 
 def answered(export: Export) -> Iterator[Exported]:
@@ -195,14 +225,23 @@ def _record_fields() -> tuple[str, ...]:
     return tuple(Record.__dataclass_fields__)
 
 
-def check_free(export: Export, folder: Path) -> None:
-    """Raises ConfigError for a folder that has something in it, unless it may be replaced: then
-    files of the same names are."""
+@contextmanager
+def free(export: Export, folder: Path) -> Iterator[None]:
+    """Claims a folder. Raises ConfigError for one that has something in it, also since the claim
+    was asked for, unless it may be replaced: then files of the same names are."""
+    _check_free(export, folder)
+    with claimed(folder, is_folder=True):
+        _check_free(export, folder)
+        yield
+
+
+def _check_free(export: Export, folder: Path) -> None:
     export.check_local()
     is_there = os.path.lexists(folder)
     if is_there and not folder.is_dir():
         raise ConfigError(f"{export.output!r} is a file, and this format is a folder")
-    if is_there and os.listdir(folder) and not export.options.is_overwritten:
+    is_free = not is_there or set(os.listdir(folder)) <= {LOCK}  # which a killed run leaves
+    if not is_free and not export.options.is_overwritten:
         raise ConfigError(
             f"{export.output!r} has files already; --overwrite replaces those of the same names, "
             "--output writes elsewhere"

@@ -2,18 +2,20 @@
 
     captions.html        the output
     .captions.html.lock  locked while a run writes it; says which process that is
+    photos/.txt.lock     of what is written into a folder that is no output itself
 
 The lock ends with its process. A file that is left says that the process was killed.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -30,15 +32,22 @@ _WRITER = re.compile(rb"process \d{1,20} on [\w.-]{1,255}\n")
 
 
 @contextmanager
-def claimed(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
+def claimed(
+    output: str | os.PathLike[str], *, is_folder: bool = False, suffix: str = ""
+) -> Iterator[None]:
     """Holds an output for this run alone. Not reentrant: a process has it once.
 
     is_folder: whether the lock lies in the output, a folder that stays, instead of beside it.
-    Raises ConfigError where another run writes it, and OSError where nobody can.
+    suffix: of the files in a folder that are written, where other runs may write others. Raises
+    ConfigError where another run writes it, and OSError where nobody can.
     """
-    path = Path(os.path.abspath(output))
-    place = path / LOCK if is_folder else path.with_name(f".{path.name}{LOCK}")
-    file = _open_locked(place, Path(output))
+    path, name = Path(os.path.abspath(output)), str(Path(output))
+    place = path / f"{suffix}{LOCK}" if is_folder else path.with_name(f".{path.name}{LOCK}")
+    file, before = held(lambda: _opened(place, name), lambda own: _is_at(own, place), name)
+    if before:
+        logger.warning(
+            "a run that did not end (%s) had begun to write %r; this one takes over", before, name
+        )
     try:
         yield
     finally:
@@ -49,7 +58,7 @@ def claimed(output: str | os.PathLike[str], *, is_folder: bool = False) -> Itera
         file.close()
 
 
-def lock(file: IO[bytes] | FileIO, path: Path, writer: str = "") -> None:
+def lock(file: IO[bytes] | FileIO, path: str | Path, writer: str = "") -> None:
     """Locks a file of an output against other runs. Raises ConfigError when one has it. writer: who
     that is, if it is known."""
     try:
@@ -68,36 +77,63 @@ def lock(file: IO[bytes] | FileIO, path: Path, writer: str = "") -> None:
         )
 
 
-def _open_locked(place: Path, output: Path) -> FileIO:
-    """Opens the lock of an output, made where it is missing, and says in it who this process is."""
+def held(
+    opened: Callable[[], FileIO], is_there: Callable[[FileIO], bool], output: str
+) -> tuple[FileIO, str]:
+    """Returns the locked lock file of an output, which says who this process is, and who had left
+    it ("": nobody). opened: opens it, made where it is missing. is_there: whether it has its name
+    still: the run that had it may have removed it. Raises ConfigError as `lock` does."""
     for _ in range(MAX_TRIES):
-        file = _opened(place, output)
+        file = opened()
         try:
-            writer = _writer(file)
-            lock(file, output, writer)
-            if os.path.samestat(os.fstat(file.fileno()), os.lstat(place)):
-                _sign(file, output, writer)
-                return file
-        except FileNotFoundError:  # its run has ended and removed it
-            file.close()
-            continue
+            before = _writer(file)
+            lock(file, output, before)
+            if is_there(file):
+                _sign(file)
+                return file, before
         except BaseException:
             file.close()
             raise
-        file.close()  # and a third run has made another
-    raise ConfigError(f"{str(output)!r} is taken again and again; name another output")
+        file.close()
+    raise ConfigError(f"{output!r} is taken again and again; name another output")
 
 
-def _opened(place: Path, output: Path) -> FileIO:
+def _is_at(file: FileIO, place: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(place))
+    except FileNotFoundError:
+        return False
+
+
+def _opened(place: Path, output: str) -> FileIO:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         fd = files.open_unfollowed(place, os.O_RDWR | os.O_CREAT)
-    except OSError as error:  # the lock is of no interest to who wants the output
-        raise OSError(error.errno, error.strerror, str(output)) from None
+    except OSError as error:
+        _check_lock(place, output, error)
+        # The lock is of no interest to who wants the output.
+        raise OSError(error.errno, error.strerror, output) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise ConfigError(f"{str(place)!r} is in the way: it is no regular file; remove it")
+        raise _in_the_way(place)
     return FileIO(fd, "rb+")
+
+
+def _check_lock(place: Path, output: str, error: OSError) -> None:
+    """Raises ConfigError where what has the name of the lock is at fault, and not the output."""
+    with suppress(OSError):
+        is_regular = stat.S_ISREG(place.lstat().st_mode)
+        if not is_regular:
+            raise _in_the_way(place) from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ConfigError(
+                f"{str(place)!r}, the lock of {output!r}, cannot be opened ({error.strerror}): "
+                "another user's run writes that output, or left the lock; remove it when none runs"
+            ) from None
+
+
+def _in_the_way(place: Path) -> ConfigError:
+    return ConfigError(f"{str(place)!r} is in the way of a lock: it is no regular file; remove it")
 
 
 def _writer(file: FileIO) -> str:
@@ -107,14 +143,8 @@ def _writer(file: FileIO) -> str:
     return found[0].decode().strip() if found else ""
 
 
-def _sign(file: FileIO, output: Path, before: str) -> None:
-    """Writes who has the lock. before: whoever left it."""
-    if before:
-        logger.warning(
-            "a run that did not end (%s) had begun to write %r; this one takes over",
-            before,
-            str(output),
-        )
+def _sign(file: FileIO) -> None:
+    """Writes who has the lock."""
     host = (
         re.sub(r"[^\w.-]", "", socket.gethostname(), flags=re.ASCII)[:255]
         or "a-machine-without-name"

@@ -91,13 +91,15 @@ class WeightMemory(Protocol):
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
         """Allocates as torch.empty does."""
 
+    has_files: bool  # whether it can allocate pages of files
+
     def in_files(self, folder: Path) -> AbstractContextManager[None]:
         """Allocates pages of files in `folder` meanwhile, for weights that the memory does not
         hold."""
 
-    def release(self, tensor: Tensor) -> None:
+    def release(self, tensor: Tensor) -> bool:
         """Gives the memory of `tensor`, contiguous, back where it was allocated here: its values,
-        which nobody needs any more, become undefined. Before `settle`."""
+        which nobody needs any more, become undefined. Returns whether it was. Before `settle`."""
 
     def settle(self) -> object:
         """Optimises the memory in the background. Called once, when the weights have their

@@ -5,8 +5,7 @@ machine may need seconds to touch a gigabyte of large pages for the first time, 
 loaded into small pages, and a thread has the system move them to large ones while the first
 requests run.
 
-Weights that the memory does not hold are loaded into pages of files, which the system writes back
-and reads again.
+Weights that the memory does not hold are loaded into pages of files.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import ctypes
 import logging
 import math
 import mmap
-import os
 import tempfile
 import threading
 import weakref
@@ -45,6 +43,8 @@ class LargePages:
     """Allocates tensors one after the other from chunks that are aligned to large pages. A chunk is
     unmapped when its last tensor is freed."""
 
+    has_files = hasattr(mmap, "MAP_PRIVATE")  # whether it can allocate pages of files
+
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
         self._chunks: list[weakref.ref[mmap.mmap]] = []
@@ -53,8 +53,8 @@ class LargePages:
 
     @contextmanager
     def in_files(self, folder: Path) -> Iterator[None]:
-        """Allocates pages of files in `folder` meanwhile, where the system has such files without
-        names: a file is gone with its last tensor, and with the process."""
+        """Allocates pages of files in `folder` meanwhile, which have no names: a file is gone with
+        its last tensor, and with the process. Where `has_files` is False nothing changes."""
         nothing = torch.empty(0, dtype=torch.uint8)
         self._rest, self._folder = nothing, folder
         try:
@@ -72,21 +72,24 @@ class LargePages:
         own, self._rest = self._rest[:size], self._rest[-(-size // ALIGNMENT) * ALIGNMENT :]
         return own.view(dtype).view(shape)
 
-    def release(self, tensor: Tensor) -> None:
+    def release(self, tensor: Tensor) -> bool:
         """Gives the whole pages of `tensor`, contiguous, back to the system where a chunk holds
-        them: its values, which nobody needs any more, become undefined. Before `settle`."""
+        them: its values, which nobody needs any more, become undefined. Returns whether there were
+        any. Before `settle`."""
         begin = tensor.data_ptr()
         first, end = begin + -begin % mmap.PAGESIZE, begin + tensor.nbytes
         for chunk in (*self._chunks, *self._files):
             memory = chunk()
             if memory is None or not 0 <= begin - _address(memory) < len(memory):
                 continue
-            if first + mmap.PAGESIZE <= end:
-                size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
-                advice = _REMOVE if chunk in self._files else mmap.MADV_DONTNEED
-                with suppress(OSError):  # a file system that keeps what was written
-                    memory.madvise(advice, first - _address(memory), size)
-            return
+            if first + mmap.PAGESIZE > end:
+                return False
+            advice = _REMOVE if chunk in self._files else mmap.MADV_DONTNEED
+            size = (end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            with suppress(OSError):  # of a file system that keeps what was written
+                memory.madvise(advice, first - _address(memory), size)
+                return True
+        return False
 
     def settle(self) -> threading.Thread | None:
         """Starts a thread that moves all chunks allocated so far to large pages, page by page,
@@ -100,19 +103,30 @@ class LargePages:
 
     def _new_chunk(self, size: int) -> Tensor:
         """Maps `size` bytes; the system provides their pages when they are first used."""
-        if not hasattr(mmap, "MAP_PRIVATE"):
+        if not self.has_files:
             return torch.empty(size, dtype=torch.uint8)
-        if self._folder is not None:
-            size = max(size, FILE_SIZE)
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                os.truncate(file.fileno(), size + PAGE_SIZE)
-                memory = mmap.mmap(file.fileno(), size + PAGE_SIZE)
-            self._files.append(weakref.ref(memory))
-        else:
+        memory = None if self._folder is None else self._file_pages(max(size, FILE_SIZE))
+        if memory is None:
             memory = mmap.mmap(-1, size + PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._chunks.append(weakref.ref(memory))
+        size = len(memory) - PAGE_SIZE
         first = -_address(memory) % PAGE_SIZE
         return torch.frombuffer(memory, dtype=torch.uint8)[first : first + size]
+
+    def _file_pages(self, size: int) -> mmap.mmap | None:
+        """Maps a new file; None, with a warning, where the folder takes none."""
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                file.truncate(size + PAGE_SIZE)
+                memory = mmap.mmap(file.fileno(), size + PAGE_SIZE)
+        except OSError as error:
+            logger.warning(
+                "%s takes no file for weights, which need memory: %s", self._folder, error
+            )
+            self._folder = None
+            return None
+        self._files.append(weakref.ref(memory))
+        return memory
 
 
 def _has_large_pages() -> bool:

@@ -75,7 +75,8 @@ def quantize_checkpoint(
     asked = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
     asked |= {"towers": rounds_towers}
     done: Calibrated | None = None
-    with written(output, digest_of(asked, paths)) as partial, ExitStack() as stack:
+    begun = written(output, digest_of(asked, paths), overwrite=overwrite)
+    with begun as partial, ExitStack() as stack:
         writer = Writer(partial, empty, nearest)
         if calibrate_with is not None:
             done = calibrate(config, paths, items, scheme, partial.folder)

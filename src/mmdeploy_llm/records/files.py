@@ -6,8 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -245,26 +245,35 @@ class Folder(Closing):
         with open(fd, "wb") as file:
             begun = os.fstat(fd)
             try:
-                self._fill(file, pieces, partial, is_synced)
-                file.close()  # Windows renames no open file
+                for piece in pieces:  # whose own errors are about what they are read from
+                    with self._naming(name):
+                        file.write(piece)
+                with self._naming(name):
+                    file.flush()
+                    if is_synced:
+                        os.fsync(fd)
+                self._check_there(file, partial)
+                with self._naming(name):
+                    file.close()  # Windows renames no open file
                 self.check(name)
                 self.replace(partial, name)
-            except BaseException as error:
+            except BaseException:
                 with suppress(OSError):  # it writes what is left, which a full disk refuses again
                     file.close()
                 if self._is(partial, begun):
                     self.remove(partial)
-                if isinstance(error, OSError) and error.errno and error.filename is None:
-                    raise self._named(error, name) from None
                 raise
 
-    def _fill(
-        self, file: IO[bytes], pieces: Iterable[bytes], partial: str, is_synced: bool
-    ) -> None:
-        file.writelines(pieces)
-        file.flush()
-        if is_synced:
-            os.fsync(file.fileno())
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:  # it has words of its own
+                raise
+            raise self._named(error, name) from None
+
+    def _check_there(self, file: IO[bytes], partial: str) -> None:
         if not self.has(file, partial):
             raise OutputLostError(
                 f"{str(self.path / partial)!r} was removed or replaced while it was written; "

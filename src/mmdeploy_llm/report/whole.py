@@ -48,8 +48,15 @@ class RunReport:
         self, job: BatchJob, page: Path, previews: FilePreviews, options: ReportOptions
     ) -> None:
         check_page(page)
+        with ExitStack() as stack:
+            stack.enter_context(claimed(page))
+            self._begin(job, page, previews, options)
+            self._claim = stack.pop_all()
+
+    def _begin(
+        self, job: BatchJob, page: Path, previews: FilePreviews, options: ReportOptions
+    ) -> None:
         self._page, self._previews, self._options = page, previews, options
-        self._claim = ExitStack()
         settings = job.settings
         self._kinds = tuple(dict.fromkeys(job.source.kinds().values()))
         head = partial(
@@ -70,7 +77,6 @@ class RunReport:
         self.job = replace(job, settings=replace(settings, watch=self._growing))
         port = options.live_port
         self._live = None if port is None else LiveReport(page, self._growing.state, port)
-        self._claim.enter_context(claimed(page))
         self.url = None if self._live is None else self._live.url
 
     def run(self, open_llm: OpenLLM) -> BatchSummary:

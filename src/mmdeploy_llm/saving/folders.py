@@ -26,10 +26,11 @@ NEW = ".new"  # ends the name of a file while it is written
 
 
 @contextmanager
-def written(output: Path, digest: str) -> Iterator[Partial]:
+def written(output: Path, digest: str, *, overwrite: bool = False) -> Iterator[Partial]:
     """Opens the folder that OUTPUT grows in, for this run alone, and finishes it unless something
-    was raised. Raises ConfigError as `claimed` and `Partial` do."""
+    was raised. Raises ConfigError as `claimed`, `check_new_folder` and `Partial` do."""
     with claimed(output):
+        check_new_folder(output, overwrite=overwrite)  # again: another run may have written it
         partial = Partial(output, digest)
         yield partial
         partial.finish()

@@ -55,7 +55,7 @@ def save_loaded(
         "group_size": config.quantization_group_size,
         "dtype": runtime.dtype,
     }
-    with written(output, digest_of(options, paths)) as partial:
+    with written(output, digest_of(options, paths), overwrite=overwrite) as partial:
         if is_plain or quantization is None:
             for path in paths:
                 shutil.copyfile(path, partial.folder / path.name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.guarding.claims import LOCK, lock
+from mmdeploy_llm.guarding.claims import LOCK, held
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder, OutputLostError, OutputWriteError
 from mmdeploy_llm.records.growing import GrowingFile
@@ -49,12 +49,15 @@ class PartsWriter(Closing):
         self._parts: dict[str, object] = {}  # complete parts with their states
         self._number = self._position = self._num_items = 0
         try:
-            self._lock = self._folder.open_file(LOCK, os.O_RDWR | os.O_CREAT)
+            self._lock, _ = held(
+                lambda: self._folder.open_file(LOCK, os.O_RDWR | os.O_CREAT),
+                lambda file: self._folder.has(file, LOCK),
+                sink.name,
+            )
         except BaseException:
             self._folder.close()
             raise
         try:
-            lock(self._lock, sink.folder / LOCK)
             self._begin(mode)
         except BaseException:
             self.close()
@@ -113,6 +116,8 @@ class PartsWriter(Closing):
         if self._file is not None:
             self._file.close()
             self._file = None
+        with suppress(OSError, ValueError):  # it may be closed already
+            self._lock.truncate(0)  # it stays, and names no process
         self._lock.close()
         self._folder.close()
 

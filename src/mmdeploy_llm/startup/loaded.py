@@ -105,17 +105,19 @@ def load_model(
 
     cache = _cache(runtime, files, machine, group)
     restored = partial(_restored, build, runtime, files, machine, split, cache)
+
+    def read() -> Any:
+        coded = files if stays_coded else None
+        with ExitStack() as room:
+            added = partial(_add_room, build, runtime, machine, group, cache, coded, room)
+            return _read(added, runtime, files, machine, split, can_keep)
+
     model = restored()
     if model is None:
-        with ExitStack() as room:
-            stored = _stored_bytes(files) if cache is not None and stays_coded else None
-            added = partial(_add_room, build, runtime, machine, group, cache, stored, room)
-            model = _read(added, runtime, files, machine, split, can_keep)
+        model = read()
         if cache is not None:
             cache.keep(model)
-            model = cache.moved(model, restored)
-    if model is None:
-        model = _read(build, runtime, files, machine, split, can_keep)
+            model = cache.moved(model, restored, read)
     return LoadedModel(
         files=files,
         runtime=replace(
@@ -192,16 +194,16 @@ def _add_room(
     machine: Machine,
     group: RankGroup,
     cache: WeightCache | None,
-    stored_bytes: int | None,
+    coded: ModelFiles | None,
     room: ExitStack,
     config: Any,
 ) -> Any:
     """Builds the model, and enters into `room` what has its weights allocated where there is room
-    for them. stored_bytes: of weights that stay in few bits as their files have them."""
+    for them. coded: the files of weights that stay in few bits."""
     model = build(config)
     memory = None if machine.kernels is None else machine.kernels.memory
     if cache is not None and memory is not None and isinstance(model, nn.Module):
-        size = stored_bytes if stored_bytes is not None else _packed_bytes(model, runtime)
+        size = _packed_bytes(model, runtime) if coded is None else _stored_bytes(coded)
         room.enter_context(cache.room_for(size // group.size, memory))
     return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,23 +31,40 @@ KINDS = ("audio", "video")  # of a video its sound track
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A file and where its transcripts go: paths by format."""
+    """A file and where its transcripts go: paths by format. overwrite: whether they may be there
+    already."""
 
     path: Path
     targets: dict[str, Path]
+    overwrite: bool = False
 
     @property
     def stem(self) -> Path:
         """The name that the transcripts share, without their endings."""
         return next(iter(self.targets.values())).with_suffix("")
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Holds the transcripts for this run alone. Raises ConfigError where another run writes
+        them, or has written them since the run began."""
+        with claimed(self.stem):
+            there = [path for path in self.targets.values() if path.exists()]
+            if there and not self.overwrite:
+                raise ConfigError(
+                    f"another run wrote {str(there[0])!r} meanwhile; it stays (--overwrite: again)"
+                )
+            yield
+
     def written(self, transcript: Transcript) -> Transcript:
         """Writes the transcripts of a file that has them; returns it, with an error that stopped
         that."""
+        if transcript.error is not None:
+            return transcript
         try:
-            for name, target in self.targets.items() if transcript.error is None else ():
-                write(target, FORMATS[name](transcript.lines))
-        except OSError as error:
+            with self.claimed():
+                for name, target in self.targets.items():
+                    write(target, FORMATS[name](transcript.lines))
+        except (ConfigError, OSError) as error:
             return replace(transcript, error=str(error))
         return transcript
 
@@ -63,25 +80,22 @@ class Plan:
 
     def run(self, transcriber: Transcriber) -> Iterator[Transcript]:
         """Yields each file once its transcripts are written; one of which there are none has an
-        error. No other run may write them meanwhile."""
+        error, also where another run writes them. A claim is an open file: none is held while a
+        file is in work, as all files may be at once."""
         refused = list[Transcript]()
-        with ExitStack() as stack:
-            claims: dict[Path, ExitStack] = {}
 
-            def begun() -> Iterator[Path]:
-                for path, task in self.tasks.items():
-                    claims[path] = stack.enter_context(ExitStack())
-                    try:
-                        claims[path].enter_context(claimed(task.stem))
-                    except (ConfigError, OSError) as error:
-                        refused.append(Transcript(path=path, error=str(error)))
-                    else:
-                        yield path
+        def begun() -> Iterator[Path]:
+            for path, task in self.tasks.items():
+                try:
+                    with task.claimed():
+                        pass
+                except (ConfigError, OSError) as error:
+                    refused.append(Transcript(path=path, error=str(error)))
+                else:
+                    yield path
 
-            for found in transcriber.run(begun()):
-                with claims.pop(found.path):
-                    own = self.tasks[found.path].written(found)
-                yield own
+        for found in transcriber.run(begun()):
+            yield self.tasks[found.path].written(found)
         yield from refused
 
 
@@ -137,7 +151,9 @@ def plan(
             targets = {name: path for name, path in targets.items() if not path.exists()}
         num_done += not targets
         if targets:
-            tasks[Path(file.path)] = Task(path=Path(file.path), targets=targets)
+            tasks[Path(file.path)] = Task(
+                path=Path(file.path), targets=targets, overwrite=overwrite
+            )
     _make_folders({path.parent for task in tasks.values() for path in task.targets.values()})
     have = "file has its" if num_done == 1 else "files have their"
     done = f"{num_done} {have} transcripts (--overwrite: again)" if num_done else ""

@@ -170,7 +170,7 @@ class Duplicates:
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the table: NAME.csv, or NAME.txt with the ids of the items to keep."""
         check_target(Path(path), is_replaced=overwrite)
-        write_table(Path(path), self.rows())
+        write_table(Path(path), self.rows(), is_replaced=overwrite)
 
 
 def dedupe(

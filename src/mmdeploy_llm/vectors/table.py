@@ -87,10 +87,11 @@ def check_target(path: Path, *, is_replaced: bool) -> None:
         raise ConfigError(f"the folder {str(path.parent)!r} does not exist")
 
 
-def write_table(path: Path, rows: Iterable[TableRow]) -> None:
-    """Writes the table: all of it, or nothing where that fails."""
+def write_table(path: Path, rows: Iterable[TableRow], *, is_replaced: bool) -> None:
+    """Writes the table: all of it, or nothing where that fails. Raises as `check_target` does."""
     is_list = path.suffix.lower() == ".txt"
     with claimed(path), Folder.open(path.parent) as folder:
+        check_target(path, is_replaced=is_replaced)  # what another run has written since
         folder.write(path.name, _ids(rows) if is_list else _lines(rows))
 
 

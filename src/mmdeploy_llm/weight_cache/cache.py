@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.packed_pairs import PackedPairs
 from mmdeploy_llm.hooks import Checkpoint
@@ -36,11 +36,22 @@ class WeightCache:
     """Restores a model from its file, or keeps it there. Used by the thread that loads the model;
     a thread of its own writes the file."""
 
-    def __init__(self, place: Path, key: str, max_bytes: int, min_bytes: int) -> None:
+    def __init__(
+        self,
+        place: Path,
+        key: str,
+        max_bytes: int,
+        min_bytes: int,
+        *,
+        num_ranks: int = 1,
+        num_engines: int = 1,
+    ) -> None:
         """place: the folder. key: see source_key. max_bytes: of all files of the folder. min_bytes:
-        of a model that is kept."""
+        of a model that is kept. num_ranks, num_engines: that share this machine's memory; a rank
+        has a file of its own, engines share one."""
         self._path = place / f"{key}{folder.SUFFIX}"
         self._max_bytes, self._min_bytes = max_bytes, min_bytes
+        self._num_ranks, self._num_engines = num_ranks, num_engines
         self._is_usable = True
         self._found: Record | None = None
         self._stop = threading.Event()
@@ -89,35 +100,40 @@ class WeightCache:
     @contextmanager
     def room_for(self, num_bytes: int, memory: WeightMemory) -> Iterator[None]:
         """Has the weights of a new model allocated meanwhile as pages of files, where the memory
-        does not hold so many bytes; they are for `keep` and `moved`. It is logged."""
-        free = free_ram()
-        if num_bytes <= free or not self._is_usable or self.is_unusable:
+        does not hold so many bytes in each process; they are for `keep` and `moved`. It is
+        logged."""
+        place, free = self._path.parent, free_ram()
+        total = self._num_ranks * self._num_engines * num_bytes
+        is_cached = self._is_usable and not self.is_unusable
+        if total <= free or not memory.has_files or not is_cached:
             yield
             return
-        sizes = f"the weights take about {num_bytes / 1e9:.2f} GB"
+        sizes = f"the weights take about {total / 1e9:.2f} GB"
         sizes += f" and this process can have {free / 1e9:.2f}"
         try:
-            folder.make_folder(self._path.parent, num_bytes, self._max_bytes)
+            folder.make_folder(place, total, self._max_bytes)
         except (folder.NoRoomError, OSError, ValueError, BuildError) as error:
-            logger.warning("%s; %s cannot take them: %s", sizes, self._path.parent, error)
+            logger.warning("%s; %s cannot take them: %s", sizes, place, error)
             yield
             return
-        place = self._path.parent
-        logger.warning("%s: they are written to %s first, which may take minutes", sizes, place)
+        logger.warning("%s: they are written to %s, which may take minutes", sizes, place)
         with memory.in_files(place):
-            self._outside = memory
+            self._outside, self._is_given_back, self.mapped_bytes = memory, False, num_bytes
             yield
 
-    def moved(self, model: Any, restored: Callable[[], Any]) -> Any:
+    def moved(self, model: Any, restored: Callable[[], Any], read: Callable[[], Any]) -> Any:
         """Returns the model that is computed with after `keep`: one that the memory does not hold
-        is `restored` from its file once that is whole, which takes the place of its weights. None
-        where it could not be written, which is logged."""
+        is `restored` from its file once that is whole. Where the file could not be written, which
+        is logged, it stays, or is `read` again if some of its weights were given back."""
         if self._outside is None or self._writer is None:
             return model
         self._writer.join()
-        self._outside = None
+        self._outside, num_bytes = None, self.mapped_bytes
         found = restored()
-        return model if found is None and not self._is_given_back else found
+        if found is not None:
+            return found
+        self.mapped_bytes = num_bytes
+        return read() if self._is_given_back else model
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
@@ -129,7 +145,8 @@ class WeightCache:
         except (OSError, ValueError, BuildError) as error:
             return self._refuse(f"{error}. Until then the weights are read from the model's files")
         try:
-            own = None if stays_in_file(size) else memory
+            total = self._num_ranks * size
+            own = None if stays_in_file(total * self._num_engines) else memory
             with closing(file):
                 found = read(file, size, self._path.name, own)
             fill(model, found, kernels)
@@ -143,14 +160,14 @@ class WeightCache:
         self._found = found
         self.mapped_bytes = size if own is None else 0
         logger.info("the weights are those of %s, %.2f GB", self._path, size / 1e9)
-        if size > free_ram():
+        if total > free_ram():
             for module in model.modules():
                 if isinstance(module, PackedPairs):
                     module.is_in_file = own is None
             logger.warning(
                 "the weights take %.2f GB and this process can have %.2f: what is not in memory is "
                 "read from %s whenever it is used, which is slow",
-                *(size / 1e9, free_ram() / 1e9, self._path.parent),
+                *(total / 1e9, free_ram() / 1e9, self._path.parent),
             )
         return True
 
@@ -203,8 +220,7 @@ class WeightCache:
             with folder.new_file(self._path) as file:
                 if file is None:  # another process writes it
                     return
-                release = None if self._outside is None else self._outside.release
-                self._is_given_back = release is not None
+                release = None if self._outside is None else self._give_back
                 write(file, self._path.name, kept, self._stop.is_set, release)
         except NotKeptError as error:
             logger.info("the weights are not kept for the next start: %s", error)
@@ -214,6 +230,10 @@ class WeightCache:
             for path in folder.make_room(self._path, self._max_bytes):
                 logger.info("%s was not used for longest and is removed", path)
             logger.info("the weights are kept for the next start in %s", self._path)
+
+    def _give_back(self, tensor: Tensor) -> None:
+        assert self._outside is not None
+        self._is_given_back |= self._outside.release(tensor)
 
 
 def _wait(writer: threading.Thread, stop: threading.Event) -> None:

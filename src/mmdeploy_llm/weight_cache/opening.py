@@ -48,7 +48,16 @@ def open_cache(
         return None
     # In a folder of its own a small model is kept too: somebody asked for that.
     least = MIN_BYTES if options.weight_cache is True else 0
-    return None if place is None else WeightCache(place, key, options.weight_cache_size, least)
+    if place is None:
+        return None
+    return WeightCache(
+        place,
+        key,
+        options.weight_cache_size,
+        least,
+        num_ranks=options.tensor_parallel_size,
+        num_engines=options.data_parallel_size,
+    )
 
 
 def _model_files(checkpoint: Checkpoint) -> Iterator[Path]:

@@ -263,7 +263,7 @@ def test_a_config_without_positions(tmp_path):
 )
 def test_options_that_need_attention_of_the_engine(falcon, option, message):
     with pytest.raises(ConfigError, match=message):
-        LLM(model=str(falcon), **option)
+        LLM(model=str(falcon), blocked_plugins="decoders", **option)
 
 
 @pytest.fixture(scope="module")

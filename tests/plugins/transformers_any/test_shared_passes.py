@@ -19,7 +19,7 @@ SETTINGS = {
     "block_size": 4,
     "kv_cache_memory": 2**26,
     "max_model_len": 64,
-    "blocked_plugins": ("granite", "nemotron", "qwen"),
+    "blocked_plugins": ("decoders", "granite", "nemotron", "qwen"),
 }
 # Biases by distance, windows, states with attention and without, keys of another layer, mixers of
 # Mamba-2 that are the engine's.
