@@ -137,7 +137,7 @@ class Measured:
         self.log = StepLog()
         llm.plugins.register(self.log, "gpu-bench")
         checkpoint = read_checkpoint(model)
-        spec = llm.plugins.model_for(checkpoint.config.architectures)
+        spec = llm.plugins.model_for(checkpoint.config.architectures, checkpoint.config)
         with torch.device("meta"):
             shapes = llm.plugins.build(spec, checkpoint.config)
         cost = model_cost(shapes)

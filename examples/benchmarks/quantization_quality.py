@@ -37,7 +37,7 @@ CLEAR_MARGIN = 0.1  # of the top two logits, in standard deviations of the logit
 def load(folder: Path, kernels: native.CpuKernels, quantization: Any) -> Any:
     """Loads the model and packs its linear layers for the kernels."""
     plugins, checkpoint = PluginManager.load(), read_checkpoint(folder)
-    spec = plugins.model_for(checkpoint.config.architectures)
+    spec = plugins.model_for(checkpoint.config.architectures, checkpoint.config)
     device = torch.device("cpu")
     model = build_model(plugins.resolve(spec), checkpoint, torch.bfloat16, device)
     install_kernels(model, kernels, quantization)

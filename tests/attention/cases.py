@@ -187,6 +187,48 @@ class Case:
         )
 
 
+def check_few_bits(backend, cache_dtype, dtype, heads, kv_heads, **options):
+    """Compares attention with that over the values that a cache of "int8" or "int4" holds: decode
+    over 1100 keys, which are two chunks, and a prefill chunk after a prefix."""
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": 64, "block_size": 16}
+    whole = Case(3, [1100, 17], [0, 0], **sizes, dtype=dtype)
+    cache = _empty(whole.cache, cache_dtype)
+    backend.begin(whole.layout, cache).attend(0, whole.q, whole.k, whole.v)
+    case = Case(3, [1, 5], [1099, 12], **sizes, dtype=dtype)
+    found = backend.begin(case.layout, cache).attend(0, case.q, case.k, case.v, **options)
+    keys, values = (_decoded(cache, x, dtype) for x in ("keys", "values"))
+    for row, (k, _) in enumerate(case.full):
+        blocks = case.layout.block_tables[row].long()
+        held = [x[blocks].flatten(0, 1)[: len(k)] for x in (keys, values)]
+        case.full[row] = tuple(held)
+    tolerance = TOLERANCE[dtype]
+    wanted = case.expected(**options)
+    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def _empty(like, dtype):
+    """Returns an empty cache of few bits with as many blocks."""
+    shape = like.keys[0].shape
+    if dtype == "int8":
+        made = [(torch.zeros(shape, dtype=torch.int8), torch.zeros(shape[:3])) for _ in range(2)]
+    else:
+        codes, scales = int4.encode(torch.zeros(shape))
+        made = [(codes.clone(), scales.clone()) for _ in range(2)]
+    (keys, key_scales), (values, value_scales) = made
+    return KVCache(
+        keys=(keys,), values=(values,), key_scales=(key_scales,), value_scales=(value_scales,)
+    )
+
+
+def _decoded(cache, which, dtype):
+    """Returns the keys or the values of a cache as numbers."""
+    codes = getattr(cache, which)[0]
+    scales = cache.scales(0)[0 if which == "keys" else 1]
+    if codes.dtype is torch.int8:
+        return codes.float() * scales[..., None]
+    return int4.decode(codes, scales, dtype).float()
+
+
 def with_lengths(layout, max_context=None):
     """Returns the layout as a GPU gets it. max_context: an upper bound in place of the largest
     context."""

@@ -206,6 +206,32 @@ def test_a_model_that_a_plugin_refuses_is_taken_by_the_next(site, model_plugin, 
     assert chosen.model_for(["Same"], ODD).name == "picky"
 
 
+def test_a_refusal_is_told_after_a_choice_for_the_same_name(site, model_plugin, caplog):
+    """Each reason is told once; processes that are told the choices take what runs the model."""
+    site.install("picky", PICKY.format(name="picky", priority=5))
+    site.install("low", model_plugin("low", "Same"))
+    manager = PluginManager.load()
+    others = {"reason": "other heads"}
+    found = [manager.model_for(["Same"], config).name for config in ({}, ODD, others, ODD)]
+    assert found == ["picky", "low", "low", "low"]
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.partition("refuses it: ")[2] for message in told] == [
+        "odd heads are not supported",
+        "other heads",
+    ]
+    assert manager.choices == {"Same": "low"}
+
+
+def test_a_plugin_that_use_names_is_built_without_an_earlier_refusal(site, model_plugin):
+    """The error of its factory, json.loads, does not name who refused another model."""
+    site.install("picky", PICKY.format(name="picky", priority=5))
+    site.install("any", model_plugin("any", "*"))
+    manager = PluginManager.load(use={"Other": "any"})
+    manager.model_for(["Same"], ODD)
+    with pytest.raises(ModelNotSupportedError, match=r"^((?!picky).)*$"):
+        manager.build(manager.model_for(["Other"], ODD), ODD)
+
+
 def test_of_two_at_one_priority_one_that_takes_the_model_is_no_tie(site, model_plugin):
     site.install("picky", PICKY.format(name="picky", priority=0))
     site.install("same", model_plugin("same", "Same"))

@@ -69,6 +69,36 @@ def test_draws_without_a_softmax_are_those_with_it(kernels, dtype):
     assert draw_surely(logits, params, 64, kernels).is_sure.sum() > rows / 2
 
 
+def test_tokens_that_top_p_may_keep_do_not_move_a_sure_draw(kernels):
+    """Of 60 visible tokens, some at the end of top_p are kept or not as the softmax is rounded.
+    Each moves the borders of the others, to which the uniform numbers are close."""
+    rows, top_p = 40, 0.995
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.stack([torch.randperm(151_936, generator=generator)[:60] for _ in range(rows)])
+    z = 0.02 * torch.randn(rows, 60, generator=generator) - 0.1 * torch.arange(60)
+    z = z.sort(descending=True).values
+    logits = torch.full((rows, 151_936), -30.0).scatter_(1, ids, z)
+    shares = z.double().softmax(1)
+    shares *= shares.cumsum(1) - shares < top_p
+    borders = (shares / shares.sum(1, keepdim=True)).gather(1, ids.argsort(1)).cumsum(1)
+    num_sure = 0
+    for column in range(5, 60, 10):
+        uniforms = borders[:, column].numpy() + np.linspace(-1e-3, 1e-3, rows)
+        off, on = np.zeros(rows), np.ones(rows)
+        params = DrawParams(
+            temperature=on.astype(np.float32),
+            top_k=off.astype(np.int64),
+            top_p=on * top_p,
+            min_p=off,
+            uniforms=uniforms.clip(0, 1 - 2.0**-53),
+        )
+        sure = draw_surely(logits, params, 64, kernels)
+        expected = draw(logits, params)
+        assert torch.equal(sure.tokens[sure.is_sure], expected[sure.is_sure])
+        num_sure += sure.is_sure.sum()
+    assert 0 < num_sure < 6 * rows  # the others compute the softmax
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weigh(kernels, dtype):
     logits = logits_of(6, 1001, dtype)

@@ -12,7 +12,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm_plugins.decoders import CLASSES
 from mmdeploy_llm_plugins.decoders.families import FAMILIES
-from mmdeploy_llm_plugins.decoders.model import decoder_config, new_model
+from mmdeploy_llm_plugins.decoders.model import decoder_config, new_model, refusal
 
 
 def test_every_class_has_a_family_that_reads_what_transformers_declares():
@@ -47,6 +47,24 @@ def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family,
     alone = PluginManager.load(blocked=("transformers_any",))
     with pytest.raises(ModelNotSupportedError, match=f"no loaded plugin takes .*{words}"):
         alone.model_for(config.architectures, config)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [
+        ("gpt_neo", {"attention_layers": ["local", "sparse", "local"]}, "KeyError: 'sparse'"),
+        ("olmo", {"model_type": "olmo9"}, "KeyError: 'olmo9'"),
+        ("bloom", {"n_head": 0}, "ZeroDivisionError: "),
+        ("mpt", {"attn_config": None}, "AttributeError: 'NoneType' object has no attribute "),
+    ],
+)
+def test_an_odd_config_is_refused_with_a_reason(tiny_folder, family, options, words):
+    config = read_checkpoint(tiny_folder(family)).config
+    assert refusal(config) is None
+    vars(config).update(options)
+    assert refusal(config).startswith("its config.json is not as expected: ")
+    assert words in refusal(config)
+    assert PluginManager.load().model_for(config.architectures, config).name == "transformers_any"
 
 
 def tokens_of(folder):

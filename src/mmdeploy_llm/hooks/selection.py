@@ -35,12 +35,13 @@ class Chooser:
     def __init__(self, use: Mapping[str, str]) -> None:
         self._use = {normalise(key): normalise(plugin) for key, plugin in use.items()}
         self._told: dict[str, str] = {}
+        self._told_refusals: dict[tuple[str, str], str] = {}  # name, what was said -> who serves it
         self.refusals: dict[str, str] = {}  # name of a model -> who refused what it runs
 
     @property
     def told(self) -> Mapping[str, str]:
         """The choices so far that were logged: what another process need not log again."""
-        return dict(self._told)
+        return {**self._told, **{key: name for (key, _), name in self._told_refusals.items()}}
 
     def is_chosen(self, key: str, origin: PluginOrigin) -> bool:
         """Whether `use` names this plugin for the key."""
@@ -93,11 +94,11 @@ class Chooser:
         )
 
     def tell_refusals(self, key: str, winner: Provided[ModelSpec], refusals: Sequence[str]) -> None:
-        """Warns once that a plugin runs what others refuse."""
+        """Warns once that a plugin runs what others refuse, if any does."""
         said = "; ".join(refusals)
         self.refusals[winner.spec.name] = f"; {said}" if said else ""
-        if said and key not in self._told:
-            self._told[key] = winner.origin.name
+        if said and (key, said) not in self._told_refusals:
+            self._told_refusals[key, said] = winner.origin.name
             logger.warning("architecture %r comes from %s: %s", key, winner.origin, said)
 
     def tell_unused(self, architectures: Sequence[str], provided: Sequence[Provided[Any]]) -> None:
@@ -167,7 +168,9 @@ def select_model(
         exact = [item for item in named if architecture in item.spec.architectures]
         if named:
             # It is not asked: its factory raises for what it does not compute.
-            return chooser.top(exact or named, f"architecture {architecture!r}", architecture).spec
+            taken = chooser.top(exact or named, f"architecture {architecture!r}", architecture)
+            chooser.tell_refusals(architecture, taken, refusals)
+            return taken.spec
     others = [other for name in architectures for other in relatives(name)]
     wanted_names = (*architectures, *others, ANY_MODEL) if architectures else ()
     for architecture in wanted_names:

@@ -53,16 +53,17 @@ def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None)
     is_mixed = (params.top_k == 0) & (params.min_p == 0)  # no rule drops tokens before top_p
     has_no_rule = is_mixed & (params.top_p >= 1)
     is_drawn = np.zeros(num_rows, dtype=np.bool_)
-    is_open = np.zeros(num_rows, dtype=np.bool_)  # whether the first prefix is too short
+    is_too_short = np.zeros(num_rows, dtype=np.bool_)  # the first prefix; see SureDraw
     rows = np.flatnonzero(is_mixed)
     if kernels is not None and len(rows) and vocab_size > PREFIX_SIZES[0]:
         own = params.take(rows)
         sure = draw_surely(take_rows(logits, rows), own, PREFIX_SIZES[0], kernels)
-        tokens[rows], is_drawn[rows], is_open[rows] = sure.tokens, sure.is_sure, sure.is_open
+        tokens[rows], is_drawn[rows] = sure.tokens, sure.is_sure
+        is_too_short[rows] = sure.is_too_short
     for size in (size for size in PREFIX_SIZES if size < vocab_size):
         # The prefix must hold the k-th value and one below it. Other rules keep either few tokens
         # or so many that a second prefix is wasted.
-        is_tried = ~is_drawn & ~is_open & ~has_no_rule & (params.top_k < size)
+        is_tried = ~is_drawn & ~is_too_short & ~has_no_rule & (params.top_k < size)
         is_tried &= (params.top_k > 0) | (size == PREFIX_SIZES[0])
         for group, is_top_p_alone in ((is_mixed, True), (~is_mixed, False)):
             rows = np.flatnonzero(group & is_tried)

@@ -1,8 +1,9 @@
 """Draws without a softmax over the vocabulary, where its rounding cannot matter.
 
     logits --weigh--> the sum of exp(z), nearly --> the shares of the largest logits, nearly
-           --> the same token for all sums so near, and the uniform number far enough from its
-               borders: the token that draw.py finds; otherwise draw.py computes the softmax
+           --> the uniform number so far from the borders of its token that none of the sets of
+               tokens that top_p may keep, and no rounding, moves one past it: the token that
+               draw.py finds; otherwise draw.py computes the softmax
 
 Most rows are sure, and a draw by top_p alone, or without a rule, then reads each logit twice and
 writes none.
@@ -30,12 +31,12 @@ SHARE_ERROR = 2.0**-21  # of a share of several exponentials, each of which is r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SureDraw:
-    """tokens: [R]. is_sure: whether a token is that of the softmax, [R]. is_open: whether top_p
-    surely keeps more tokens than the prefix holds, [R]."""
+    """tokens: [R]. is_sure: whether a token is that of the softmax, [R]. is_too_short: whether
+    top_p surely keeps the last token of the prefix, and perhaps more beyond it, [R]."""
 
     tokens: Tensor
     is_sure: NDArray[np.bool_]
-    is_open: NDArray[np.bool_]
+    is_too_short: NDArray[np.bool_]
 
 
 def draw_surely(logits: Tensor, params: DrawParams, size: int, kernels: DrawKernels) -> SureDraw:
@@ -43,20 +44,19 @@ def draw_surely(logits: Tensor, params: DrawParams, size: int, kernels: DrawKern
     prefix, the largest logits, from which top_p draws."""
     top_p, temperature = params.top_p, torch.from_numpy(params.temperature)
     sums, tokens = kernels.weigh(logits, temperature, torch.from_numpy(params.uniforms))
-    is_sure, is_open = (tokens >= 0).numpy(), np.zeros(len(tokens), dtype=np.bool_)
+    is_sure, is_too_short = (tokens >= 0).numpy(), np.zeros(len(tokens), dtype=np.bool_)
     rows = np.flatnonzero(top_p < 1)
     if len(rows):
         values, ids = kernels.largest(take_rows(logits, rows), size)  # [R, K]
         z = (values - values[:, :1]) / temperature[rows, None]
         shares = z.double().exp_() / sums[rows, None]
         error = logits.shape[1] * SUM_ERROR + SHARE_ERROR
-        kept = _kept(shares, z, top_p[rows], error)
-        found = [_inverted(shares * own, ids, params.uniforms[rows]) for own in kept]
-        tokens[rows] = found[0][0]
-        is_open[rows] = kept[0][:, -1].numpy()
-        is_known = found[0][1] & found[1][1] & (found[0][0] == found[1][0])
-        is_sure[rows] = is_known.numpy() & ~kept[1][:, -1].numpy()
-    return SureDraw(tokens=tokens, is_sure=is_sure, is_open=is_open)
+        fewest, most = _kept(shares, z, top_p[rows], error)
+        surely, perhaps = shares * fewest, shares * (most & ~fewest)
+        tokens[rows], is_known = _inverted(surely, perhaps, ids, params.uniforms[rows])
+        is_too_short[rows] = fewest[:, -1].numpy()
+        is_sure[rows] = is_known.numpy() & ~most[:, -1].numpy()
+    return SureDraw(tokens=tokens, is_sure=is_sure, is_too_short=is_too_short)
 
 
 def _kept(
@@ -71,16 +71,23 @@ def _kept(
     return fewest, most
 
 
-def _inverted(shares: Tensor, ids: Tensor, uniforms: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-    """Returns the ids [R] at which the running sum of shares [R, K], in the order of ids, exceeds
-    the uniform number's share of their sum, and whether they are sure, [R] bool."""
+def _inverted(
+    surely: Tensor, perhaps: Tensor, ids: Tensor, uniforms: NDArray[np.float64]
+) -> tuple[Tensor, Tensor]:
+    """Returns the ids [R] at which the running sum of the shares that are surely kept [R, K], in
+    the order of ids, exceeds the uniform number's share of their sum, and whether that is so with
+    any of the tokens that are perhaps kept, too, [R] bool. perhaps: their shares, [R, K]."""
     ids, order = ids.sort(dim=1)
-    shares = shares.gather(1, order)
-    sums = shares.cumsum(1)
-    total = sums[:, -1:]
-    target, margin = torch.from_numpy(uniforms)[:, None] * total, SHARE_ERROR * total
+    shares = surely.gather(1, order)
+    sums, others = shares.cumsum(1), perhaps.gather(1, order).cumsum(1)
+    total, rest = sums[:, -1:], others[:, -1:]
+    uniform = torch.from_numpy(uniforms)[:, None]
+    target, margin = uniform * total, SHARE_ERROR * (total + rest)
     column = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
-    after = sums.gather(1, column)
+    after, ahead = sums.gather(1, column), others.gather(1, column)
     before = after - shares.gather(1, column)
-    is_sure = (before + margin <= target) & (target + margin < after)
+    # A share x moves the target up by uniform * x, and the borders that follow it by x: these two
+    # too where it comes before this token, else the target alone.
+    is_sure = before + (1 - uniform) * ahead + margin <= target
+    is_sure &= target + uniform * (rest - ahead) + margin < after
     return ids.gather(1, column)[:, 0], is_sure[:, 0]

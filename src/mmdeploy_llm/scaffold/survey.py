@@ -75,7 +75,7 @@ def survey(folder: Path) -> Survey:
     media = tuple(kind for kind in ("image", "video", "audio") if _reads(config, kind))
     name = _text_class(text, architecture)
     decoder = None if name is None else find_decoder(text, name)
-    served_by = _served_by(architecture)
+    served_by = _served_by(architecture, config)
     parsers = _parsers(checkpoint)
     lines = (
         f"{architecture} ({config.model_type}), served by "
@@ -113,10 +113,10 @@ def _text_class(text: Any, architecture: str) -> str | None:
     return name if fits else None
 
 
-def _served_by(architecture: str) -> str | None:
+def _served_by(architecture: str, config: Any) -> str | None:
     manager = PluginManager.load()
     try:
-        spec = manager.model_for([architecture])
+        spec = manager.model_for([architecture], config)
     except ModelNotSupportedError:
         return None
     return None if ANY_MODEL in spec.architectures else manager.owner(spec)

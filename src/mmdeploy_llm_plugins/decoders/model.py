@@ -22,11 +22,14 @@ def new_model(config: Any) -> StandardModel:
 
 
 def refusal(config: Any) -> str | None:
-    """Returns why `new_model` raises for a config; None where it does not."""
+    """Returns why `new_model` raises for a config, which may lack a key or have an unknown value;
+    None where it does not raise."""
     try:
         decoder_config(FAMILIES[config.model_type], config)
     except ModelNotSupportedError as error:
         return str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"its config.json is not as expected: {type(error).__name__}: {error}"
     return None
 
 
