@@ -140,6 +140,8 @@ def main() -> None:
     parser.add_argument("--weight-cache", default=True, metavar="FOLDER")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
+    if args.tokens <= NUM_FIRST:
+        parser.error(f"--tokens must be more than {NUM_FIRST}, which are timed apart")
     if args.job == "write":
         write(args.folder, args.layers)
     else:

@@ -88,7 +88,7 @@ def test_a_part_goes_back():
     assert bool((own == 1).all())
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="no large pages on this system")
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="MADV_REMOVE is Linux's")
 def test_pages_of_files(tmp_path, caplog):
     """They keep their values, no name is left in the folder, what is released is zeros, and later
     tensors are in memory again, as they are where the folder takes no file."""

@@ -39,7 +39,8 @@ def both_norms(spec):
     [pytest.param(name, marks=[pytest.mark.full] * (name not in QUICK)) for name in FAMILIES],
 )
 def test_norms_have_the_bits_of_transformers(family):
-    """Without kernels: theirs add the squares in another order. Gemma 4 takes another root."""
+    """No kernels are used, since these add the squares in another order. Gemma 4 takes another
+    root."""
     generator = torch.Generator().manual_seed(0)
     checked = set()
     for module, own in both_norms(FAMILIES[family]):

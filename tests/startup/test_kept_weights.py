@@ -95,7 +95,7 @@ def test_a_first_start_of_weights_that_the_memory_does_not_hold(
 
 @pytest.mark.full
 def test_a_disk_that_is_full_while_weights_move(answer, tiny_folder, tmp_path, monkeypatch, caplog):
-    """What was given back by then is read again."""
+    """The weights that were given back by then are read from the model's files again."""
     expected, _ = answer(tiny_folder("qwen2"))
     for path in (tmp_path / "cache").glob("*.weights"):
         path.unlink()
