@@ -70,7 +70,7 @@ def test_draws_without_a_softmax_are_those_with_it(kernels, dtype):
 
 
 def test_tokens_that_top_p_may_keep_do_not_move_a_sure_draw(kernels):
-    """Rows have 60 visible tokens; how the softmax is rounded decides which of the last top_p keeps.
+    """Rows have 60 visible tokens; the rounding of the softmax decides which of the last are kept.
     Each moves the borders of the others, to which the uniform numbers are close."""
     rows, top_p = 40, 0.995
     generator = torch.Generator().manual_seed(0)
