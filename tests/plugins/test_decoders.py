@@ -67,6 +67,14 @@ def test_an_odd_config_is_refused_with_a_reason(tiny_folder, family, options, wo
     assert PluginManager.load().model_for(config.architectures, config).name == "transformers_any"
 
 
+def test_biases_of_mpt_are_those_that_the_checkpoint_states(tiny_folder):
+    """transformers' model computes those of alibi_bias_max = 8 always."""
+    config = read_checkpoint(tiny_folder("mpt")).config
+    assert decoder_config(FAMILIES["mpt"], config).alibi.slopes == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
+    config.attn_config.alibi_bias_max = 16
+    assert decoder_config(FAMILIES["mpt"], config).alibi.slopes == (2**-4, 2**-8, 2**-12, 2**-16)
+
+
 def tokens_of(folder):
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with LLM(str(folder), use_warmup=False, max_model_len=64) as llm:
