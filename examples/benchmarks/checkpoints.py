@@ -18,9 +18,9 @@ qwen25vl-v4 has the weights of qwen25vl and a config.json for transformers 4, fo
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+NAMES = ("ernie03", "qwen05", "qwen25vl", "qwen35", "gemma3", "gemma4")
 MEDIA_TOKENS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
@@ -305,7 +306,7 @@ def main(folder: str, names: list[str]) -> None:
     words = tokenizer()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    for name in names or ["ernie03", "qwen05", "qwen25vl", "qwen35", "gemma3", "gemma4"]:
+    for name in names or NAMES:
         path = Path(folder) / name
         model = build(name, words)
         model.save_pretrained(path)
@@ -319,6 +320,12 @@ def main(folder: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder")
+    parser.add_argument("names", nargs="*", metavar="name", help="default: all but qwen3moe")
+    options = parser.parse_args()
+    if unknown := set(options.names) - {*NAMES, "qwen3moe"}:
+        parser.error(f"no model is named {', '.join(sorted(unknown))}")
+    main(options.folder, options.names)

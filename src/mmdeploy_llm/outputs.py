@@ -270,6 +270,8 @@ class RequestOutput:
         request is finished, `error_msg` says what went wrong, and the completion's finish_reason is
         "error" or "abort"; with code 422, a text that breaks its constraint, it says what ended the
         text. Completions that succeeded keep their text.
+    prompt_logprobs: of each prompt token, where asked; None for the first one, and for those that
+        the model embeds and cannot generate, such as places of pictures beyond its head.
     """
 
     request_id: str

@@ -1,5 +1,6 @@
 """Memory in large pages."""
 
+import errno
 import gc
 import mmap
 import os
@@ -109,6 +110,24 @@ def test_pages_of_files(tmp_path, caplog):
     with memory.in_files(tmp_path / "nowhere"):
         assert not _name_of(memory.empty((MIN_SIZE,), dtype=torch.uint8))
     assert "nowhere takes no file for weights" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="MADV_REMOVE is Linux's")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP])
+def test_room_on_the_disk_is_taken_at_once(tmp_path, monkeypatch, caplog, code):
+    """A page that finds no room when it is written would kill the process: weights are in memory
+    where the disk is full. A file system that cannot reserve room is used without."""
+
+    def refuse(*given):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    memory = LargePages()
+    with memory.in_files(tmp_path):
+        tensor = memory.empty((MIN_SIZE,), dtype=torch.uint8).fill_(1)
+    is_full = code == errno.ENOSPC
+    assert bool(_name_of(tensor)) == (not is_full)
+    assert ("No space left on device" in caplog.text) == is_full
 
 
 def _name_of(tensor):

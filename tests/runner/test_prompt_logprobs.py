@@ -1,6 +1,7 @@
 """Log-probabilities of a prompt, computed from a few rows of logits at once."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,14 @@ def test_chunks_of_a_prompt(request_):
     parts = [entries(request_, *part, []) for part in ((0, 4), (4, 4), (8, 1))]
     assert sum(parts, ()) == whole
     assert parts[2] == ()  # nothing follows the last one
+
+
+def test_a_token_without_a_logit(request_):
+    """Such as the place of a picture that is beyond the vocabulary."""
+    ids = (*range(4), VOCAB_SIZE, *range(5, LENGTH))
+    found = entries(replace(request_, token_ids=ids), 0, LENGTH, [])
+    whole = entries(request_, 0, LENGTH, [])
+    assert found == (*whole[:4], None, *whole[5:])
 
 
 def test_which_requests_want_prompt_logprobs(request_):

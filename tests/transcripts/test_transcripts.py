@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,6 +192,24 @@ def test_where_transcripts_go(tmp_path):
         plan([str(tmp_path / "out")], ("srt",), None)
 
 
+def test_no_two_files_have_one_transcript(tmp_path):
+    """Neither those of one name in two folders, nor one whose name another's becomes."""
+    for name in ("one/a.wav", "two/a.wav", "two/b.mp3", "two/b.wav", "two/b.mp3.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(wav16(noise(0.1)))
+    both = [str(tmp_path / name) for name in ("one", "two")]
+    expected = {"one/a.srt", "two/a.srt", "two/b.mp3.srt", "two/b.wav.srt", "two/b.mp3.wav.srt"}
+    for folder in (None, tmp_path):
+        assert names(plan(both, ("srt",), folder), tmp_path) == expected
+    assert names(plan(both[:1], ("srt",), tmp_path), tmp_path) == {"a.srt"}
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.wav")
+    (found,) = run([tmp_path / "a.wav"], Engine()).values()
+    assert found.error.endswith("the file is not a regular file")
+
+
 def test_folders_that_cannot_be_written_are_told_first(tmp_path, monkeypatch):
     path = written(tmp_path / "a.wav", 0.1)
     with pytest.raises(ConfigError, match=r"a\.wav cannot be made for transcripts: "):
@@ -254,7 +273,7 @@ def test_files_become_lines_and_failures_stay_alone(tmp_path):
     assert (found["a.wav"].seconds, found["a.wav"].languages) == (4, ("de",))
     assert rows(found["b.wav"].lines) == [(0.5, 1, "2")]
     assert found["c.wav"].error == "from second 0 on: too hot"
-    assert "No such file" in found["gone.wav"].error
+    assert found["gone.wav"].error == "the file does not exist"
     assert found["bad.wav"].error
     sizes = [len(prompt["multimodal_data"]["audio"]["array"]) for prompt in engine.asked]
     assert sizes == [3 * RATE, 2 * RATE, RATE, 2 * RATE]

@@ -56,6 +56,8 @@ def test_it_stays(place):
         ),
         lambda place: (place / "model" / "config.json").write_text("{}"),
         lambda place: (place / "code" / "inner" / "a.py").write_text("22"),
+        lambda place: same_time(place / "code" / "inner" / "a.py", lambda at: at.write_text("2")),
+        lambda place: same_time(place / "one.py", lambda path: path.write_text("2")),
         lambda place: (place / "code" / "b.cpp").write_text(""),
         lambda place: (place / "one.py").write_text("22"),
         lambda place: shutil.move(place / "model" / "w.safetensors", place / "model" / "v"),

@@ -320,7 +320,7 @@ def test_links_are_not_followed(cache, kernels, kept, caplog):
     kept.rename(kept.with_suffix(".real"))
     kept.symlink_to(kept.with_suffix(".real"))
     assert not cache().restore(on_meta(), kernels, kernels.memory)
-    assert caplog.records
+    assert f"remove it: {str(kept)!r}" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["weights", "weights/below", "nul\0"])
@@ -330,6 +330,19 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, kernels, caplog, name):
     assert not own.exists
     own.keep(packed(kernels, None))
     assert "not kept for the next start" in caplog.text
+    assert ("Not a folder; remove it, or name another" in caplog.text) == (name == "weights")
+
+
+def test_a_damaged_file_that_cannot_be_removed_is_told(cache, kernels, kept, monkeypatch, caplog):
+    """As in a folder that may only be read: the model's files are read at each start."""
+    kept.write_bytes(b"x")
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert restored(cache, kernels) is None
+    assert "cannot be used and cannot be removed: it ends early" in caplog.text
 
 
 def test_a_disk_that_becomes_full_is_told(cache, kernels, monkeypatch, caplog):
@@ -340,7 +353,7 @@ def test_a_disk_that_becomes_full_is_told(cache, kernels, monkeypatch, caplog):
     own = cache()
     own.keep(packed(kernels, None))
     own.wait()
-    assert "No space left" in caplog.text
+    assert f"in {own._path.parent}: [Errno 28] No space left" in caplog.text
     assert folder_size(own._path.parent).num_files == 0
 
 
@@ -510,7 +523,7 @@ def test_what_is_no_file_is_not_used(cache, kernels, kept, kind, caplog):
     else:
         make_fifo(kept)
     assert not cache().restore(on_meta(), kernels, kernels.memory)
-    assert caplog.records
+    assert str(kept) in caplog.text
 
 
 def test_the_folder_of_an_option():

@@ -22,6 +22,7 @@ from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import CausalLM
+from mmdeploy_llm.plugin_objects.model import cross_of
 from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.weights.dtypes import dtype_of
 from mmdeploy_llm.weights.map import Target
@@ -57,9 +58,10 @@ class Blueprint:
         self._causal: Any = None if own is None else own[1]
 
     def has_media(self, attached: Attached) -> bool:
-        """Whether an adapter changes modules outside of the decoder and its head."""
-        if self._causal is None:
-            return True  # unknown
+        """Whether an adapter changes what is computed of media: modules outside of the decoder and
+        its head, or those of a decoder whose layers make keys and values of an item."""
+        if self._causal is None or cross_of(self._model) is not None:
+            return True  # or unknown
         prefix = f"{self._path}." if self._path else ""
         inside = tuple(f"{prefix}{name}." for name in ("model", "lm_head"))
         return not all(f"{place.module}.".startswith(inside) for place in attached.matrices)

@@ -24,13 +24,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.portable.files import reserve
 from mmdeploy_llm.portable.libraries import c_library
 
 logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 2 * 2**20  # large pages of x86-64 and most of aarch64
 CHUNK_SIZE = 16 * PAGE_SIZE
-FILE_SIZE = 2**30  # bytes of a file, whose pages take room once they are written
+FILE_SIZE = 2**28  # bytes of a file, which takes that room at once
 MIN_SIZE = 2**16  # bytes; smaller tensors get ordinary memory
 ALIGNMENT = 64
 _REMOVE = getattr(mmap, "MADV_REMOVE", getattr(mmap, "MADV_DONTNEED", 0))  # Linux has the first
@@ -117,12 +118,10 @@ class LargePages:
         """Maps a new file; None, with a warning, where the folder takes none."""
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                file.truncate(size + PAGE_SIZE)
+                reserve(file.fileno(), size + PAGE_SIZE)
                 memory = mmap.mmap(file.fileno(), size + PAGE_SIZE)
         except OSError as error:
-            logger.warning(
-                "%s takes no file for weights, which need memory: %s", self._folder, error
-            )
+            logger.warning("%s takes no file for weights: memory does (%s)", self._folder, error)
             self._folder = None
             return None
         self._files.append(weakref.ref(memory))

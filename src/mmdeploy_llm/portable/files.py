@@ -64,6 +64,18 @@ def read_into(fd: int, view: memoryview, offset: int) -> int:
     return len(data)
 
 
+def reserve(fd: int, size: int) -> None:
+    """Gives a file of ours `size` bytes, and room for them on the disk where the system can: a page
+    of a mapped file that finds none when it is written ends the process. Raises OSError."""
+    os.ftruncate(fd, size)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+
+
 class _Position:
     """Another position in a file, for a moment."""
 

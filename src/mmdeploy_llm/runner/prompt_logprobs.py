@@ -29,8 +29,10 @@ def prompt_entries(
 ) -> tuple[TokenLogprobs | None, ...]:
     """Returns an entry for each prompt token that follows one of the item's tokens: the logits at
     token i score token i + 1. The entries of a prompt's first item begin with None, for its first
-    token. hidden: [num_tokens, hidden], the item's hidden states. of_rows: says within its context
-    which of these rows the logits are of."""
+    token; None stands, too, for a token that the model embeds but has no logit of.
+
+    hidden: [num_tokens, hidden], the item's hidden states. of_rows: says within its context which
+    of these rows the logits are of."""
     count = request.params.prompt_logprobs
     assert count is not None, "checked by wants_prompt_logprobs"
     num_next = min(item.num_tokens, request.prompt_len - 1 - item.start)
@@ -39,5 +41,8 @@ def prompt_entries(
     for first in range(0, num_next, MAX_ROWS):
         chunk = slice(first, min(first + MAX_ROWS, num_next))
         with of_rows(chunk):
-            entries += prompt_logprobs(logits_of(hidden[chunk]), following[chunk], count)
+            logits = logits_of(hidden[chunk])
+        has_logit = following[chunk] < logits.shape[1]
+        found = prompt_logprobs(logits, following[chunk] * has_logit, count)
+        entries += [own if has else None for own, has in zip(found, has_logit, strict=True)]
     return tuple(entries)

@@ -64,8 +64,8 @@ class SlotState:
         sequences = request.bad_words_token_ids
         self.banned_ids = _ids((ids[0] for ids in sequences if len(ids) == 1), vocab_size)
         self.stop_ids = _ids((*request.eos_token_ids, *params.stop_token_ids), vocab_size)
-        self.bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
-        biases = np.array(list(params.logit_bias.values()), dtype=np.float64)
+        self.bias_ids = _ids(params.logit_bias, vocab_size)
+        biases = np.array([params.logit_bias[one] for one in self.bias_ids], dtype=np.float64)
         self.bias_values = biases.clip(-HUGE, HUGE).astype(np.float32)
         self.grammar = grammar
         self.thinking = _thinking(request)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginError
-from mmdeploy_llm.finding.files import FoundFile, find_media
+from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.identity import Ids
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.hooks import MediaLimits, SpeechRules
@@ -134,17 +135,17 @@ def plan(
     overwrite: bool = False,
 ) -> Plan:
     """Finds files of sound, and videos, and names their transcripts: a.srt for a.mp3, beside it or
-    beneath `folder`. Two files of one name keep their endings: a.mp3.srt and a.wav.srt. Raises
-    ConfigError where nothing is found."""
+    beneath `folder`, where of several inputs their ids tell them apart. Two files of one name keep
+    their endings: a.mp3.srt and a.wav.srt. Raises ConfigError where nothing is found."""
     takes = "`transcribe` takes sounds and videos"
     wanted = Wanted(chosen=KINDS, leaves_out=(f"it has no sound; {takes}", takes))
     found = find_media(paths, is_recursive=is_recursive, wanted=wanted)
-    files = found.files
-    bases = [_base(file, folder) for file in files]
-    counts = Counter(os.fspath(base.with_suffix("")).casefold() for base in bases)
+    files, ids = found.files, Ids(found.root)
+    bases = [Path(one.path) if folder is None else folder / ids.of(one.place) for one in files]
+    counts = Counter(name for base in bases for name in {_name(base), _name(base.with_suffix(""))})
     tasks, num_done = dict[Path, Task](), 0
     for file, base in zip(files, bases, strict=True):
-        is_only = counts[os.fspath(base.with_suffix("")).casefold()] == 1
+        is_only = counts[_name(base.with_suffix(""))] == 1
         stem = base.with_suffix("") if is_only else base
         targets = {name: stem.with_name(f"{stem.name}.{name}") for name in formats}
         if not overwrite:
@@ -175,5 +176,6 @@ def _make_folders(folders: Iterable[Path]) -> None:
             raise ConfigError(f"{folder} cannot be written to; give another folder by --output")
 
 
-def _base(file: FoundFile, folder: Path | None) -> Path:
-    return Path(file.path) if folder is None else folder / file.place.relative
+def _name(path: Path) -> str:
+    """Returns what two paths share that some systems hold for one."""
+    return os.fspath(path).casefold()

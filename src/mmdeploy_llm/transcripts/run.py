@@ -12,7 +12,7 @@ import numpy as np
 
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules
-from mmdeploy_llm.media import SoundDecoder
+from mmdeploy_llm.media import SoundDecoder, read_beneath
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
@@ -164,9 +164,11 @@ class Transcriber:
         for path in paths:
             file = _File(path=path, windows=[], rate=self._rule.rate)
             try:
-                opened = decoder.open(path.read_bytes(), self._limits)
+                opened = decoder.open(
+                    read_beneath(path, self._limits, name="the file"), self._limits
+                )
                 samples = opened.samples(self._rule.rate, {})
-            except (MMDeployLLMError, OSError) as error:
+            except MMDeployLLMError as error:
                 file.error = str(error)
                 self._ready.append(file)
                 continue

@@ -132,7 +132,7 @@ class WeightCache:
         found = restored()
         if found is not None:
             return found
-        self.mapped_bytes = num_bytes
+        self.mapped_bytes = 0 if self._is_given_back else num_bytes  # `read` counts its own
         return read() if self._is_given_back else model
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
@@ -153,9 +153,10 @@ class WeightCache:
         except (OSError, MemoryError) as error:  # the file may be whole
             return self._refuse(f"{self._path} cannot be read: {error or type(error).__name__}")
         except (NotKeptError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be used and is written again: %s", self._path, error)
             with suppress(OSError):
                 self._path.unlink()
+            then = "cannot be removed" if self.exists else "is written again"
+            logger.warning("%s cannot be used and %s: %s", self._path, then, error)
             return False
         self._found = found
         self.mapped_bytes = size if own is None else 0
@@ -225,7 +226,8 @@ class WeightCache:
         except NotKeptError as error:
             logger.info("the weights are not kept for the next start: %s", error)
         except (OSError, BuildError) as error:  # the disk is full
-            logger.warning("the weights are not kept for the next start: %s", error)
+            words = "the weights are not kept for the next start in %s: %s"
+            logger.warning(words, self._path.parent, error)
         else:
             for path in folder.make_room(self._path, self._max_bytes):
                 logger.info("%s was not used for longest and is removed", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -53,8 +54,13 @@ def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
 def open_kept(path: Path) -> tuple[IO[bytes], int]:
     """Opens a file of the cache, and notes that it is used; also returns its size. Raises OSError,
     and ForeignError for a folder or a file that other users own or may write."""
-    check_owner(path.parent, HARM)
-    file = open(files.open_unfollowed(path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed by callers
+    _check_folder(path.parent)
+    try:
+        file = open(path, "rb", opener=_opened)  # noqa: SIM115 - closed by callers
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a link, a folder, rights
+        raise OSError(error.errno, f"{error.strerror}; remove it", str(path)) from None
     try:
         found = os.fstat(file.fileno())
         check_status(path, found, HARM)
@@ -66,11 +72,23 @@ def open_kept(path: Path) -> tuple[IO[bytes], int]:
     return file, found.st_size
 
 
+def _opened(path: str, flags: int) -> int:
+    return files.open_unfollowed(path, flags)
+
+
+def _check_folder(folder: Path) -> None:
+    check_owner(folder, HARM)
+    if not folder.is_dir():
+        words = "Not a folder; remove it, or name another as weight_cache"
+        raise NotADirectoryError(errno.ENOTDIR, words, str(folder))
+
+
 def make_folder(folder: Path, size: int, max_bytes: int) -> None:
     """Makes the folder for a file of `size` bytes. Raises NoRoomError, OSError, and ForeignError as
     `open_kept` does."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(folder, HARM)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_folder(folder)
     if size > max_bytes:
         raise NoRoomError(f"{size} bytes are more than the cache may have, {max_bytes}")
     disk = shutil.disk_usage(folder)

@@ -38,7 +38,7 @@ class T5GemmaPrompts:
         encode: Callable[[str], list[int]],
     ) -> EncoderPrompt:
         """Joins the text and its pictures to one item of the encoder."""
-        if text is not None and media:
+        if text is not None and (media or self._marker in text):
             own = encode(self._written(text, media))
             ids = [self._bos, *own] if [*ids[:1]] == [self._bos] != own[:1] else own
         if not ids:

@@ -192,6 +192,9 @@ def test_a_picture_that_a_user_writes_is_no_picture(folder):
         (found,) = llm.chat([{"role": "user", "content": parts}], SAMPLING)
         assert found.is_ok, found.error_msg
         assert found.prompt_token_ids.count(A) == 1
-        penalty = SamplingParams(temperature=0, max_tokens=4, repetition_penalty=1.2)
+        beyond = {"repetition_penalty": 1.2, "logit_bias": {A: 5.0}, "prompt_logprobs": 0}
+        penalty = SamplingParams(temperature=0, max_tokens=4, **beyond)
         (found,) = llm.chat([{"role": "user", "content": parts}], penalty)
         assert found.is_ok, found.error_msg
+        missing = [at for at, entry in enumerate(found.prompt_logprobs) if entry is None]
+        assert missing == [0, found.prompt_token_ids.index(A)], "the head has no logit of a picture"

@@ -33,6 +33,8 @@ def test_a_prompt_with_another_number_of_places(folder):
     rule = T5GemmaPrompts(read_checkpoint(folder))
     with pytest.raises(RequestError, match="no tokens"):
         rule.divide("", (), (), len)
+    with pytest.raises(MediaError, match=f"1 {START} for 0 images; write one for each"):
+        rule.divide(f"a {START}", (7,), (), len)
     soft = rule._image_id
     with pytest.raises(MediaError, match=f"2 tokens for images.*write {START}"):
         rule.divide(None, (soft, soft), (), len)
