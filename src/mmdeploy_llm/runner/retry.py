@@ -61,37 +61,35 @@ class Retry:
         """Whether a step is computed in one pass: memory has not run out lately."""
         return self._size.max_tokens is None
 
-    def run(
-        self, passes: Passes, scheduled: Pass, outcome: StepOutcome, *, has_raised: bool
-    ) -> None:
+    def run(self, passes: Passes, step: Pass, outcome: StepOutcome, *, has_raised: bool) -> None:
         """Computes the step into `outcome`. has_raised: one pass over the whole step was attempted
         before, and raised."""
-        for items in self._size.passes(scheduled, passes.can_split):
+        for items in self._size.passes(step, passes.can_split):
             self._run_pass(passes, items, outcome, is_retry=has_raised)
 
     def _run_pass(
-        self, passes: Passes, scheduled: Pass, outcome: StepOutcome, *, is_retry: bool
+        self, passes: Passes, items: Pass, outcome: StepOutcome, *, is_retry: bool
     ) -> None:
         if outcome.errors:  # an earlier chunk of the same request may have failed
-            scheduled = [item for item in scheduled if item.request_id not in outcome.errors]
-        if not scheduled:
+            items = [item for item in items if item.request_id not in outcome.errors]
+        if not items:
             return
-        error = self._error_of(passes, scheduled, outcome, is_retry=is_retry)
+        error = self._error_of(passes, items, outcome, is_retry=is_retry)
         if error is None:
             return
         # Runs outside the except block, whose exception kept the failed pass's tensors alive.
         smaller: Sequence[Pass] = ()
         if is_out_of_memory(error):
             release_cached_memory(self._device)
-            smaller = self._size.split(scheduled, passes.can_split)
-        elif len(scheduled) > 1:
+            smaller = self._size.split(items, passes.can_split)
+        elif len(items) > 1:
             logger.warning("a forward pass failed; its requests are retried one by one")
-            smaller = [[item] for item in scheduled]
-        for items in smaller:
-            self._run_pass(passes, items, outcome, is_retry=True)
+            smaller = [[item] for item in items]
+        for fewer in smaller:
+            self._run_pass(passes, fewer, outcome, is_retry=True)
         if not smaller:
             failure = self._failure(error)
-            outcome.errors.update(dict.fromkeys((item.request_id for item in scheduled), failure))
+            outcome.errors.update(dict.fromkeys((item.request_id for item in items), failure))
 
     def _error_of(
         self, passes: Passes, scheduled: Pass, outcome: StepOutcome, *, is_retry: bool
