@@ -65,16 +65,12 @@ class Retry:
         """Computes the step into `outcome`. has_raised: one pass over the whole step was attempted
         before, and raised."""
         for items in self._size.passes(step, passes.can_split):
-            self._run_pass(passes, items, outcome, is_retry=has_raised)
+            self._run_pass(passes, items, outcome, has_raised)
 
-    def _run_pass(
-        self, passes: Passes, items: Pass, outcome: StepOutcome, *, is_retry: bool
-    ) -> None:
+    def _run_pass(self, passes: Passes, items: Pass, outcome: StepOutcome, is_retry: bool) -> None:
         if outcome.errors:  # an earlier chunk of the same request may have failed
             items = [item for item in items if item.request_id not in outcome.errors]
-        if not items:
-            return
-        error = self._error_of(passes, items, outcome, is_retry=is_retry)
+        error = self._error_of(passes, items, outcome, is_retry) if items else None
         if error is None:
             return
         # Runs outside the except block, whose exception kept the failed pass's tensors alive.
@@ -92,7 +88,7 @@ class Retry:
             outcome.errors.update(dict.fromkeys((item.request_id for item in items), failure))
 
     def _error_of(
-        self, passes: Passes, scheduled: Pass, outcome: StepOutcome, *, is_retry: bool
+        self, passes: Passes, scheduled: Pass, outcome: StepOutcome, is_retry: bool
     ) -> BaseException | None:
         """Runs one pass. Merges its results into `outcome`, or returns the exception with its
         traceback dropped, so that its tensors are freed."""
