@@ -162,7 +162,8 @@ def test_names_that_mean_nothing_are_told_before_torch_is_imported(tmp_path):
     lines += [f"{command} --engine logits_processors=nothing" for command in commands]
     reading = ("pages x", "pages 0", "preset nothing", "task nothing", "task page --prompt hi")
     lines += [f"read a.pdf --{option}" for option in reading]
-    lines += [f"{command} -o x.wrong" for command in ("caption a.jpg", "read a.pdf", "embed a.jpg")]
+    written = ("caption a.jpg", "caption .", "batch rows.jsonl", "read a.pdf", "embed a.jpg")
+    lines += [f"{command} -o x.wrong" for command in written]
     rounding = ("group-size 7", "calibrate nowhere", "calibrate a.jpg")
     lines += [f"quantize shapes-vl out --{option}" for option in rounding]
     lines += ["merge shapes-vl . out", "generate hi --adapter a=."]

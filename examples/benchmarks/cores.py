@@ -173,7 +173,13 @@ def main() -> None:
         print(json.dumps(measure(model, *given.case)))
         return
     from mmdeploy_llm import native
+    from mmdeploy_llm.errors import MMDeployLLMError
+    from mmdeploy_llm.model_names import find_model
 
+    try:
+        find_model(model)
+    except MMDeployLLMError as error:
+        parser.error(str(error))
     num_cores = native.num_suitable_threads(native.usable_cpus())
     result: dict[str, Any] = {
         "machine": machine(),

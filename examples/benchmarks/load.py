@@ -31,6 +31,7 @@ import sys
 import time
 from pathlib import Path
 
+from mmdeploy_llm.model_names import bundled_models
 from mmdeploy_llm.weights.find import find_weights
 
 PROGRAM = """
@@ -53,8 +54,8 @@ def timed(function):
     return call
 
 seconds = []
-loaded._weighted = timed(loaded._weighted)
-loaded.install_kernels = timed(loaded.install_kernels)
+loaded._restored = timed(loaded._restored)
+loaded._read = timed(loaded._read)
 imported_at, imported = time.time(), memory("VmRSS")
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
 loaded_at = time.time()
@@ -85,7 +86,8 @@ def measure(case: str, options: dict[str, object]) -> dict[str, float]:
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     found["first token"] -= begin
     found["imports"] -= begin
-    found["files"] = sum(path.stat().st_size for path in find_weights(Path(folder)))
+    weights = find_weights(bundled_models().get(folder, Path(folder)))
+    found["files"] = sum(path.stat().st_size for path in weights)
     found["rest"] = found["peak"] - found["files"]
     return found
 

@@ -27,6 +27,7 @@ clock the engine had nothing to compute. --image-tokens full, --width and --heig
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -166,8 +167,8 @@ def common(args: argparse.Namespace) -> list[str]:
     return found
 
 
-def session(args: argparse.Namespace, model: str, weights: str, photos: Sequence[Path]) -> None:
-    """Runs all engines in turn with one model and prints their table."""
+def session(args: argparse.Namespace, model: str, weights: str, photos: Sequence[Path]) -> bool:
+    """Runs all engines in turn with one model and prints their table; returns whether any ran."""
     done: dict[str, list[Figures]] = {}
     for number in range(args.rounds):
         for name, command in commands(args, model, weights):
@@ -186,6 +187,7 @@ def session(args: argparse.Namespace, model: str, weights: str, photos: Sequence
             print(f"round {number + 1}: {shown(figures)}", flush=True)
     if done:
         table(model, weights, done)
+    return bool(done)
 
 
 def shown(figures: Figures) -> str:
@@ -246,9 +248,9 @@ def main() -> None:
     parser.add_argument("--vllm")
     args = parser.parse_args()
     photos = write_photos(args.photos, args.num, args.width, args.height)
-    for model in args.models:
-        for weights in args.weights:
-            session(args, model, weights, photos)
+    pairs = itertools.product(args.models, args.weights)
+    if not any([session(args, *pair, photos) for pair in pairs]):
+        sys.exit("nothing was measured")
 
 
 if __name__ == "__main__":

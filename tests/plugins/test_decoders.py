@@ -67,14 +67,6 @@ def test_an_odd_config_is_refused_with_a_reason(tiny_folder, family, options, wo
     assert PluginManager.load().model_for(config.architectures, config).name == "transformers_any"
 
 
-def test_biases_of_mpt_are_those_that_the_checkpoint_states(tiny_folder):
-    """transformers' model computes those of alibi_bias_max = 8 always."""
-    config = read_checkpoint(tiny_folder("mpt")).config
-    assert decoder_config(FAMILIES["mpt"], config).alibi.slopes == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
-    config.attn_config.alibi_bias_max = 16
-    assert decoder_config(FAMILIES["mpt"], config).alibi.slopes == (2**-4, 2**-8, 2**-12, 2**-16)
-
-
 def tokens_of(folder):
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with LLM(str(folder), use_warmup=False, max_model_len=64) as llm:
@@ -109,6 +101,28 @@ def test_falcon_adds_its_biases_of_positions_once(tiny_folder):
     for place in range(1, 400):
         own = wanted[place - 1, ids[place]].item()
         assert found[place][ids[place]].logprob == pytest.approx(own, abs=1e-4)
+
+
+def test_mpt_has_the_biases_that_its_config_asks_for(tiny_folder, monkeypatch):
+    """transformers computes them as if alibi_bias_max were 8."""
+    module, kind = transformers.models.mpt.modeling_mpt, transformers.MptModel
+    folder = tiny_folder("mpt", attn_config={"alibi_bias_max": 16}, seed=3)
+    ids = [3 + i * 7 % 300 for i in range(60)]
+
+    def greedy():
+        model = transformers.MptForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            return int(model(torch.tensor([ids])).logits[0, -1].argmax())
+
+    def build(_, num_heads, length, device=None):
+        return module.build_mpt_alibi_tensor(num_heads, length, 16, device)
+
+    other = greedy()
+    monkeypatch.setattr(kind, "build_mpt_alibi_tensor", build)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(str(folder), dtype="float32", use_warmup=False, max_model_len=64) as llm:
+        found = llm.generate([ids], params, use_tqdm=False)[0].outputs.token_ids
+    assert found == [greedy()] != [other]
 
 
 def test_a_config_that_is_refused_has_the_tokens_of_transformers(tiny_folder, transformers_of):

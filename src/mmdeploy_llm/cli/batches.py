@@ -59,9 +59,10 @@ def caption(
     check_media(given)
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
-    from mmdeploy_llm.batch.job import plan_source
+    from mmdeploy_llm.batch.job import open_output, plan_source
 
     settings = batch_settings(ctx, desk, options)
+    open_output(output, settings)  # whose format may be wrong: told before torch is imported
     source = source_of_files(given, settings)
     if desk.estimate.estimate is not None:
         return show_estimate(source, output, settings, desk, options, page)
@@ -100,9 +101,10 @@ def run_input(
     check_corpus(input)
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
-    from mmdeploy_llm.batch.job import plan_batch, plan_source, source_of
+    from mmdeploy_llm.batch.job import open_output, plan_batch, plan_source, source_of
 
     settings = batch_settings(ctx, desk, options, **columns.to_settings())
+    open_output(output, settings)  # whose format may be wrong: told before torch is imported
     files = source_of_files(files_of(desk), settings) if input is None else None
     given = input or ""
     if desk.estimate.estimate is not None:

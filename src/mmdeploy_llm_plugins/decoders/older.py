@@ -56,9 +56,9 @@ def _refuse(config: Any, key: str, found: object, wanted: object) -> None:
 
 
 def _mpt(config: Any) -> Options:
-    """transformers' model reads neither the biases of a bias-free model nor another attention. Nor
-    does it read alibi_bias_max, with which a checkpoint that states it (StoryWriter) was trained,
-    and which is computed here."""
+    """transformers' model reads neither the biases of a bias-free model nor another attention. It
+    does not read alibi_bias_max either, with which models were trained (16 in MPT-7B-StoryWriter)
+    and which is read here."""
     attention = config.attn_config
     for key in ("clip_qkv", "qk_ln", "prefix_lm"):
         _refuse(config, f"attn_config.{key}", getattr(attention, key) or None, None)
