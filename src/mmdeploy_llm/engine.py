@@ -105,11 +105,12 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Closes the runner and notifies observers. Requests are not aborted: no step follows that
-        could return their outputs."""
+        """Closes the runner, lets go of it and with it of the model and the caches, and notifies
+        observers. Requests are not aborted: no step follows that could return their outputs."""
         if not self._is_closed:
-            self._is_closed = True
+            self._is_closed, self._started = True, None
             self._runner.close()
+            del self._runner
             if self._host is not None:
                 self._host.close()
             self._plugins.notify("on_engine_stop", info=self.info)

@@ -221,26 +221,30 @@ def item(name, start, num_tokens, **values):
     return ScheduledTokens(request_id=name, start=start, num_tokens=num_tokens, **values)
 
 
+def can_split(item):
+    return item.num_tokens > 1
+
+
 def test_passes_keep_order_and_cover_all_tokens_once():
-    size = PassSize(lambda item: item.num_tokens > 1)
+    size = PassSize()
     step = (item("a", 9, 1), item("b", 3, 1), item("c", 0, 10, new_block_ids=(4, 5)))
-    assert size.passes(step) == (step,)
-    passes = size.split(step)
+    assert size.passes(step, can_split) == (step,)
+    passes = size.split(step, can_split)
     assert size.max_tokens == 6
     assert passes == (
         [*step[:2], item("c", 0, 4, new_block_ids=(4, 5), samples=False)],
         [item("c", 4, 6)],
     )
-    assert tuple(size.passes(step)) == passes
-    assert size.split([item("a", 9, 1)]) == ()
+    assert tuple(size.passes(step, can_split)) == passes
+    assert size.split([item("a", 9, 1)], can_split) == ()
 
 
 def test_passes_grow_again():
-    size = PassSize(lambda item: item.num_tokens > 1)
-    size.split([item("a", 0, 64)])
+    size = PassSize()
+    size.split([item("a", 0, 64)], can_split)
     for _ in range(GOOD_PASSES):
-        assert len(size.passes([item("a", 0, 64)])) == 2
-    assert len(size.passes([item("a", 0, 64)])) == 1
+        assert len(size.passes([item("a", 0, 64)], can_split)) == 2
+    assert len(size.passes([item("a", 0, 64)], can_split)) == 1
 
 
 @pytest.mark.parametrize(

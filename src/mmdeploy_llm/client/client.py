@@ -108,9 +108,7 @@ class EngineClient(Belonging):
         new one. Raises what making the object raises."""
         self._home.check()
         self._stop()  # which also lets go of the desk
-        self._desk.close()
-        self.model = None
-        self._desk.free()  # before another model is loaded
+        self.close()
         self._open(quiet=True)
 
     def get_tokenizer(self) -> Any:
@@ -252,3 +250,4 @@ class EngineClient(Belonging):
         requests that run as errors, after the step that is being computed.
         """
         self._desk.close()
+        self.model = None

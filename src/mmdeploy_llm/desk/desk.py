@@ -256,11 +256,6 @@ class Desk(ABC):
         thread at a time; raises what loading raises."""
         return
 
-    def free(self) -> None:
-        """Frees the model of a desk that is closed, where it is in this process and nobody else has
-        it."""
-        return
-
     @abstractmethod
     def _begin(self, held: Held) -> None:
         """Starts to work on a prompt."""

@@ -136,13 +136,6 @@ class LocalDesk(LocalAdapters):
                 "is closed when it ends"
             )
 
-    def free(self) -> None:
-        """Lets go of engine and model; see Desk."""
-        if not self.thread.is_alive() and self.model is not None:
-            self._fault = EngineError(str(self.death or CLOSED_MEANWHILE))
-            self.model = None
-            del self.engine
-
     # In the thread that submits, or in the loop thread.
 
     def _begin(self, held: Held) -> None:
@@ -289,6 +282,7 @@ class LocalDesk(LocalAdapters):
             self._fail_all(self._fault or EngineError(CLOSED_MEANWHILE))
         self.intake.interrupt()  # so that a plugin or template that hangs does not delay the end
         self.engine.close()
+        self.model = None
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.intake.close()
 

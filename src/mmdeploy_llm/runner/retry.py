@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -30,63 +31,64 @@ logger = logging.getLogger(__name__)
 GOOD_PASSES = 100  # steps without running out of memory, after which max_tokens doubles
 
 Pass = Sequence[ScheduledTokens]
+CanSplit = Callable[[ScheduledTokens], bool]  # see Passes.can_split
+
+
+class Passes(Protocol):
+    """Computes forward passes: the runner. Retry is given it with each call and does not keep it,
+    since two objects that hold each other would keep the model in memory after `close`."""
+
+    def compute(self, items: Pass) -> StepOutcome:
+        """Runs one forward pass and samples; may raise."""
+
+    def reset(self, item: ScheduledTokens) -> None:
+        """Sets the sampling state of an item back to the tokens that the host knows."""
+
+    def can_split(self, item: ScheduledTokens) -> bool:
+        """Whether the tokens of an item may be computed in several passes."""
 
 
 class Retry:
     """Computes a step that was not launched, in one pass or several. The runner is its only
     user."""
 
-    def __init__(
-        self,
-        *,
-        compute: Callable[[Pass], StepOutcome],
-        reset: Callable[[ScheduledTokens], None],
-        can_split: Callable[[ScheduledTokens], bool],
-        device: torch.device,
-        peers: Peers,
-    ) -> None:
-        """compute: runs one forward pass and samples; may raise. reset: sets the sampling state of
-        an item back to the tokens that the host knows. can_split: whether the tokens of an item may
-        be computed in several passes."""
-        self._compute = compute
-        self._reset = reset
-        self._size = PassSize(can_split)
-        self._device = device
-        self._peers = peers
+    def __init__(self, *, device: torch.device, peers: Peers) -> None:
+        self._size = PassSize()
+        self._device, self._peers = device, peers
 
     @property
     def is_one_pass(self) -> bool:
         """Whether a step is computed in one pass: memory has not run out lately."""
         return self._size.max_tokens is None
 
-    def run(self, scheduled: Pass, outcome: StepOutcome, *, has_raised: bool) -> None:
+    def run(self, passes: Passes, step: Pass, outcome: StepOutcome, *, has_raised: bool) -> None:
         """Computes the step into `outcome`. has_raised: one pass over the whole step was attempted
         before, and raised."""
-        for items in self._size.passes(scheduled):
-            self._run_pass(items, outcome, is_retry=has_raised)
+        for items in self._size.passes(step, passes.can_split):
+            self._run_pass(passes, items, outcome, has_raised)
 
-    def _run_pass(self, scheduled: Pass, outcome: StepOutcome, *, is_retry: bool) -> None:
+    def _run_pass(self, passes: Passes, items: Pass, outcome: StepOutcome, is_retry: bool) -> None:
         if outcome.errors:  # an earlier chunk of the same request may have failed
-            scheduled = [item for item in scheduled if item.request_id not in outcome.errors]
-        error = self._error_of(scheduled, outcome, is_retry=is_retry) if scheduled else None
+            items = [item for item in items if item.request_id not in outcome.errors]
+        error = self._error_of(passes, items, outcome, is_retry) if items else None
         if error is None:
             return
         # Runs outside the except block, whose exception kept the failed pass's tensors alive.
         smaller: Sequence[Pass] = ()
         if is_out_of_memory(error):
             release_cached_memory(self._device)
-            smaller = self._size.split(scheduled)
-        elif len(scheduled) > 1:
+            smaller = self._size.split(items, passes.can_split)
+        elif len(items) > 1:
             logger.warning("a forward pass failed; its requests are retried one by one")
-            smaller = [[item] for item in scheduled]
-        for items in smaller:
-            self._run_pass(items, outcome, is_retry=True)
+            smaller = [[item] for item in items]
+        for fewer in smaller:
+            self._run_pass(passes, fewer, outcome, is_retry=True)
         if not smaller:
             failure = self._failure(error)
-            outcome.errors.update(dict.fromkeys((item.request_id for item in scheduled), failure))
+            outcome.errors.update(dict.fromkeys((item.request_id for item in items), failure))
 
     def _error_of(
-        self, scheduled: Pass, outcome: StepOutcome, *, is_retry: bool
+        self, passes: Passes, scheduled: Pass, outcome: StepOutcome, is_retry: bool
     ) -> BaseException | None:
         """Runs one pass. Merges its results into `outcome`, or returns the exception with its
         traceback dropped, so that its tensors are freed."""
@@ -94,8 +96,8 @@ class Retry:
             if is_retry:  # the failed pass may have drawn tokens on the device already
                 for item in scheduled:
                     if item.samples:
-                        self._reset(item)
-            done = self._compute(scheduled)
+                        passes.reset(item)
+            done = passes.compute(scheduled)
         except FAULTS as error:
             self._peers.raised(error)
             if not is_out_of_memory(error):
@@ -120,9 +122,7 @@ class PassSize:
     """How many tokens a forward pass may have: a whole step until memory runs out. Retry is its
     only writer."""
 
-    def __init__(self, can_split: Callable[[ScheduledTokens], bool]) -> None:
-        """can_split: whether the tokens of an item may be computed in several passes."""
-        self._can_split = can_split
+    def __init__(self) -> None:
         self._max_tokens: int | None = None
         self._num_good = 0
 
@@ -131,21 +131,21 @@ class PassSize:
         """The upper bound of tokens in one pass; None: no bound."""
         return self._max_tokens
 
-    def passes(self, scheduled: Pass) -> Sequence[Pass]:
+    def passes(self, scheduled: Pass, can_split: CanSplit) -> Sequence[Pass]:
         """Returns the passes of a step, in order; each request is at most once in a pass."""
         if self._max_tokens is None:
             return (scheduled,)
         self._num_good += 1
         if self._num_good > GOOD_PASSES:
             self._num_good, self._max_tokens = 0, 2 * self._max_tokens
-        return tuple(_split(scheduled, self._max_tokens, self._can_split))
+        return tuple(_split(scheduled, self._max_tokens, can_split))
 
-    def split(self, failed: Pass) -> Sequence[Pass]:
+    def split(self, failed: Pass, can_split: CanSplit) -> Sequence[Pass]:
         """Returns the passes that replace one that ran out of memory, and bounds later passes to
         their size; () when it cannot be split."""
         num_tokens = sum(item.num_tokens for item in failed)
         max_tokens = (num_tokens + 1) // 2
-        passes = tuple(_split(failed, max_tokens, self._can_split))
+        passes = tuple(_split(failed, max_tokens, can_split))
         if len(passes) < 2:
             return ()
         self._max_tokens = min(max_tokens, self._max_tokens or max_tokens)
@@ -158,9 +158,7 @@ class PassSize:
         return passes
 
 
-def _split(
-    scheduled: Pass, max_tokens: int, can_split: Callable[[ScheduledTokens], bool]
-) -> Iterator[Pass]:
+def _split(scheduled: Pass, max_tokens: int, can_split: CanSplit) -> Iterator[Pass]:
     """Yields passes of at most `max_tokens` tokens, or of one item that cannot be split."""
     current: list[ScheduledTokens] = []
     num_free = max_tokens

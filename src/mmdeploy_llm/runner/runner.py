@@ -100,13 +100,7 @@ class Runner:
             drafter=self._drafter,
         )
         self._is_whole = states is not None or has_whole_prompts(model)
-        self._retry = Retry(
-            compute=lambda items: self._collect(self._launch(items)),
-            reset=self._reset_sampling,
-            can_split=self._can_split,
-            device=device,
-            peers=self._peers,
-        )
+        self._retry = Retry(device=device, peers=self._peers)
 
     @property
     def can_overlap(self) -> bool:
@@ -162,7 +156,7 @@ class Runner:
         if launched is not None:
             outcome.merge(self._collect(launched))
         elif scheduled:
-            self._retry.run(scheduled, outcome, has_raised=has_raised)
+            self._retry.run(self, scheduled, outcome, has_raised=has_raised)
         return outcome.result(plan)
 
     def _begin(self, plan: StepPlan, outcome: StepOutcome) -> list[ScheduledTokens]:
@@ -276,7 +270,11 @@ class Runner:
             sample_drafts(self._sampler, self._slots, rows, rows.drafts, outcome)
         return outcome
 
-    def _reset_sampling(self, item: ScheduledTokens) -> None:
+    def compute(self, items: Sequence[ScheduledTokens]) -> StepOutcome:
+        """Runs one forward pass and samples; see Passes."""
+        return self._collect(self._launch(items))
+
+    def reset(self, item: ScheduledTokens) -> None:
         """Sets the sampler's slot back to its state before a pass that raised, which may have drawn
         a token on the device already: the next one follows the tokens that the host knows."""
         info = self._slots[item.request_id]
@@ -286,7 +284,7 @@ class Runner:
         self._sampler.remove(info.index)
         self._sampler.add(info.index, _slot_request(request))
 
-    def _can_split(self, item: ScheduledTokens) -> bool:
+    def can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
         if item.num_tokens == 1 or item.drafts or self._is_whole:  # states are written at its end
             return False

@@ -48,8 +48,9 @@ def data(page):
 
 @pytest.fixture(scope="module")
 def table(data):
-    """Returns class -> (outcome of text, outcome of images)."""
-    return {name: (row["text"], row["images"]) for name, row in data["classes"].items()}
+    """Returns class -> outcomes of text, of odd sizes, and of images."""
+    classes = data["classes"].items()
+    return {name: (row["text"], row["odd"], row["images"]) for name, row in classes}
 
 
 def test_the_table_has_every_class(census, data, table):
@@ -60,8 +61,9 @@ def test_the_table_has_every_class(census, data, table):
 
 
 def test_the_table_has_no_faults(census, page, table):
-    for name, (text, images) in table.items():
+    for name, (text, odd, images) in table.items():
         assert text in page.EXPECTED, name
+        assert odd in (*page.EXPECTED, ""), name
         assert images in (page.EXPECTED if name in census.IMAGE_TEXT else ("",)), name
 
 
@@ -84,8 +86,8 @@ def test_the_page_is_made_of_the_data(page, data):
 def test_every_class_is_counted_in_the_page(page, data):
     """A refused class stands in the table of reasons, and a fault in its column."""
     classes = {name: dict(row) for name, row in data["classes"].items()}
-    classes["Faulty"] = {"text": "died", "images": "", "reason": ""}
-    classes["RefusedForCausalLM"] = {"text": "refused", "images": "", "reason": "it takes more"}
+    classes["Faulty"] = {"text": "died", "odd": "", "images": "", "reason": ""}
+    classes["RefusedForCausalLM"] = classes["Faulty"] | {"text": "refused", "reason": "it takes x"}
     written = page.page({**data, "classes": classes})
     assert re.search(r"^\| text, to models of text \|.*\| 1 \|$", written, re.MULTILINE)
     before, after = (
@@ -102,8 +104,9 @@ def test_a_sample_of_the_table(census, table):
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     wanted = []
     for name in SAMPLE:
-        text, images = table[name]
+        text, odd, images = table[name]
         wanted.append(f"{name} {text}")
+        wanted += [f"{name} with odd sizes: {odd}"] if odd else []
         wanted += [f"{name} with images: {images}"] if images else []
     for line, start in zip(printed.splitlines(), wanted, strict=True):
         assert line.startswith(start), line
@@ -122,6 +125,25 @@ print(census.run("LlamaForCausalLM", seconds=0.1)[0])
 census.examine = crash
 print(census.run("LlamaForCausalLM", seconds=600)[0])
 """
+
+
+def test_classes_that_are_examined_again_tell_their_date(page, data):
+    """The others keep that of the whole, and the page names those that do not."""
+    name, row = next(iter(data["classes"].items()))
+    again = page.with_rows(data, {"classes": {name: row}, "sounds": {}}, "2100-01-01")
+    assert again["classes"][name] == row | {"date": "2100-01-01"}
+    assert f"Examined again later, each with its date in the data: {name}." in page.page(again)
+    assert page.with_rows(data, {"classes": {name: row}, "sounds": {}}, data["date"]) == data
+
+
+@pytest.mark.parametrize("missing", ["torchvision", "timm"])
+def test_nothing_is_written_without_the_libraries_of_images(missing, census, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", sys)
+    monkeypatch.setitem(sys.modules, "timm", sys)
+    census.check_libraries()
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit, match=f"cannot import {missing}, .* so it writes nothing"):
+        census.check_libraries()
 
 
 @pytest.mark.full

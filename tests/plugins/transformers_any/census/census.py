@@ -3,17 +3,21 @@ greedy tokens here as in transformers, on small random weights, or says why it c
 
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.json
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
-    CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
-    CENSUS_ODD=1 python .../census.py                                  text, with odd sizes; prints
-    CENSUS_WRITE=1 python .../census.py CLASS ...                      writes these into the data,
-                                                                       with CENSUS_SOUNDS=1, too
+    python .../census.py --only odd sounds                             some kinds of prompts; prints
+    python .../census.py --write CLASS ...                             writes these into the data
 
-All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
-bounded time and memory: text, and for classes that take them, images.
+A class has up to four kinds of prompts: text, text to a model of odd sizes, images, and sounds.
+Each runs in a process of its own with bounded time and memory, as many at a time as there are
+cores. Some classes need torchvision or timm for their images, so what is written asks for both.
+CENSUS_LOUD=1 shows what these processes print.
 """
 
+import argparse
 import datetime
+import functools
+import importlib
 import json
+import multiprocessing
 import os
 import resource
 import select
@@ -392,47 +396,67 @@ def run(name, kind="text", seconds=SECONDS):
     return Result(*json.loads(data)) if data else Result("died")
 
 
-def take_sounds():
-    """Examines the classes that hear, those that the command line names or all; writes all."""
-    heard = {}
-    for name in sys.argv[1:] or sorted(SOUNDS):
-        heard[name] = run(name, "sounds")
-        print(name, "with sounds:", *heard[name], flush=True)
-    if not sys.argv[1:] or os.environ.get("CENSUS_WRITE"):
-        data = page.with_sounds(json.loads(page.DATA.read_text(encoding="utf-8")), heard)
-        page.DATA.write_text(page.dumps(data), encoding="utf-8")
-        page.main()
+def outcomes_of(name, kinds):
+    """Returns kind of prompts -> Result, for those of the kinds that a class takes."""
+    found = {}
+    if "text" in kinds and name in ALL:
+        found["text"] = run(name)
+    is_refused = found.get("text", Result()).outcome == REFUSED
+    if "odd" in kinds and name in ALL and name not in encoders.TEXTS and not is_refused:
+        found["odd"] = run(name, "odd")
+    if "images" in kinds and name in IMAGE_TEXT:
+        is_final = is_refused and name not in encoders.FAMILIES
+        found["images"] = found["text"] if is_final else run(name, "images")
+        is_right = found["images"].outcome in (EQUAL, BY_SEQUENCE)
+        if is_right and images.needs_torchvision(ALL[name]):
+            found["images"] = found["images"]._replace(reason=page.NEEDS_TORCHVISION)
+    if "sounds" in kinds and name in SOUNDS:
+        found["sounds"] = run(name, "sounds")
+    return name, found
+
+
+def take(names, kinds):
+    """Yields (class, its Results), in the order of the names, and prints them."""
+    work = functools.partial(outcomes_of, kinds=kinds)
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as workers:
+        for name, found in workers.imap(work, names):
+            for kind, result in found.items():
+                print(name + page.SAID[kind], *result, flush=True)
+            yield name, found
+
+
+def check_libraries():
+    """Ends a census that would be written without a library of images, before it begins: it would
+    count what needs the library as refused, and the page would say so of every machine."""
+    for name in ("torchvision", "timm"):
+        try:
+            importlib.import_module(name)
+        except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+            raise SystemExit(
+                f"The census cannot import {name}, with which some classes process images, so it "
+                f"writes nothing ({error}). Install the build of {name} that fits your torch."
+            ) from error
 
 
 def main():
-    results, pictured = {}, {}
-    if os.environ.get("CENSUS_SOUNDS"):
-        take_sounds()
-        return
-    if os.environ.get("CENSUS_ODD"):
-        for name in sys.argv[1:] or sorted(ALL):
-            print(name, "with odd sizes:", *run(name, "odd"), flush=True)
-        return
-    for name in sys.argv[1:] or sorted(ALL):
-        if not os.environ.get("CENSUS_IMAGES"):
-            results[name] = run(name)
-            print(name, *results[name], flush=True)
-        if name in IMAGE_TEXT:
-            is_refused = results.get(name, ("",))[0] == REFUSED and name not in encoders.FAMILIES
-            pictured[name] = results[name] if is_refused else run(name, "images")
-            if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
-                pictured[name] = pictured[name]._replace(reason="images need torchvision")
-            print(name, "with images:", *pictured[name], flush=True)
-    today = datetime.date.today().isoformat()
-    data = page.data_of(results, pictured, PLUGINS, transformers.__version__, today)
-    if os.environ.get("CENSUS_WRITE"):
-        old = json.loads(page.DATA.read_text(encoding="utf-8"))
-        rows = dict(sorted((old["classes"] | data["classes"]).items()))
-        page.DATA.write_text(page.dumps({**old, "classes": rows}), encoding="utf-8")
-        page.main()
-    elif not sys.argv[1:]:
-        page.DATA.write_text(page.dumps(data), encoding="utf-8")
-        take_sounds()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help="all where none is named")
+    parser.add_argument("--only", nargs="+", choices=page.SAID, default=list(page.SAID))
+    parser.add_argument("--write", action="store_true", help="write the named classes, too")
+    args = parser.parse_args()
+    if args.write and len(args.only) < len(page.SAID):
+        parser.error("--write examines all kinds of prompts of a class: leave --only out")
+    is_whole = not args.classes and args.only == list(page.SAID)
+    if is_whole or args.write:
+        check_libraries()
+    begun, today = time.monotonic(), datetime.date.today().isoformat()
+    results = dict(take(args.classes or sorted({*ALL, *SOUNDS}), args.only))
+    rows = page.rows_of(results, PLUGINS)
+    if is_whole:
+        minutes = round((time.monotonic() - begun) / 60)
+        page.write(page.data_of(rows, transformers.__version__, today, minutes))
+    elif args.write:
+        page.write(page.with_rows(page.read(), rows, today))
 
 
 if __name__ == "__main__":

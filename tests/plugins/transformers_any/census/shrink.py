@@ -143,6 +143,8 @@ def odd_sizes(config_class):
         odd.pop("head_dim", None)
         if can_change:
             odd["num_key_value_heads"] = odd["num_attention_heads"]
+    if "linear_num_key_heads" in fixed:  # each must serve as many heads of values
+        odd.pop("linear_num_value_heads")
     own = {name: size for name, size in odd.items() if name in known}
     EXCEPTIONS[config_class.__name__] = own | fixed
     defaults = _default(config_class)
@@ -219,6 +221,7 @@ EXCEPTIONS = {
     "FalconH1Config": {**MAMBA, "mamba_d_ssm": 128},
     "Mamba2Config": {"num_heads": 8, "head_dim": 16},
     "DbrxConfig": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}},
+    "HeliumConfig": {"head_dim": HEAD_SIZE},  # its o_proj has as many columns as channels
     "HunYuanDenseV1Config": {"head_dim": HEAD_SIZE},
     "HunYuanMoEV1Config": {"head_dim": HEAD_SIZE},
     "MinistralConfig": {"head_dim": HEAD_SIZE},
