@@ -17,8 +17,8 @@ from mmdeploy_llm.weight_formats import FORMATS
 
 pytestmark = pytest.mark.full
 FAMILIES = (
-    *("florence2", "git", "kosmos2_5", "mllama", "pix2struct", "pp_formulanet", "t5gemma2"),
-    "vision_encoder_decoder",
+    *("blip", "florence2", "git", "kosmos2_5", "mllama", "pix2struct", "pp_formulanet", "t5gemma2"),
+    *("vision_encoder_decoder", "whisper"),
 )
 GRIDS = ((1, 4, 4),)
 

@@ -43,7 +43,10 @@ def decoder_config(family: Family, config: Any) -> DecoderConfig:
         rotary = rotary_config(config, is_interleaved=True)
     size = family.intermediate_size(config)
     decoder = standard_decoder(config, rotary, intermediate_size=size, own=family.own)
-    return replace(decoder, **family.options, **family.more(config))
+    decoder = replace(decoder, **family.options, **family.more(config))
+    if decoder.is_tied and decoder.head_bias:
+        raise ModelNotSupportedError("tie_word_embeddings with a bias of the head is not supported")
+    return decoder
 
 
 class StandardModel(CausalLM):

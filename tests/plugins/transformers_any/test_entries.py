@@ -1,5 +1,6 @@
 """Attention that keeps more than keys and values by token, on the pages of the engine: compressed
-entries (DeepSeek V4), and the positions of an indexer beside n-grams of token ids (Qwen4-Exp)."""
+entries (DeepSeek V4), and the positions of an indexer beside n-grams of token ids (Qwen4-Exp); and
+other decoders of a kind of their own, in chunks, in a tight pool and in few bits."""
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ from mmdeploy_llm_plugins.transformers_parts.cache import pages
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[45, 59, 33, 47, 71, 5, 9], [301, 52, 105, 77] * 5 + [48, 60, 61]]
-CLASSES = ("DeepseekV4ForCausalLM", "Qwen4ExpForCausalLM")
+CLASSES = (
+    "DeepseekV4ForCausalLM",
+    "DoryForCausalLM",  # the layers run in loops, and each run has keys of its own
+    "Gemma3nForCausalLM",  # inputs for each layer
+    "HrmTextForCausalLM",
+    "Llama4ForCausalLM",  # attention in chunks
+    "Qwen4ExpForCausalLM",
+)
 
 
 @pytest.fixture(scope="module")

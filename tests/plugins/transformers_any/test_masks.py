@@ -18,7 +18,10 @@ from .conftest import Family, Reference, text_fields, vision_fields, write
 
 # transformers' processor of PaliGemma makes arrays of tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+GREEDY, LONG = (
+    SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (10, 30)
+)
+TIGHT = {"block_size": 4, "num_gpu_blocks_override": 17, "max_model_len": 64}
 TEXT, SIZES = "The quick brown fox", ((70, 50), (30, 64))
 
 
@@ -68,27 +71,45 @@ def prompts_of(picture):
     ]
 
 
-def answers(llm, found):
+def answers(llm, found, params=GREEDY):
     given = [
         {"prompt": ours, "multimodal_data": {"image": images}} if images else ours
         for ours, _, images in found
     ]
-    outputs = llm.generate(given, GREEDY, use_tqdm=False)
+    outputs = llm.generate(given, params, use_tqdm=False)
     assert [output.error_msg for output in outputs] == [None] * len(found)
     return [list(output.outputs.token_ids) for output in outputs]
 
 
 def test_a_whole_prompt_sees_itself(reference, make_llm, picture):
-    """In a batch and again; and where requests are preempted, in a pool that holds few of them."""
+    """In a batch and again, and in a pool that holds few of them."""
     found = prompts_of(picture)
     expected = [reference.generate(theirs, images) for _, theirs, images in found]
     llm, stats = make_llm(reference.folder)
     assert answers(llm, found) == answers(llm, found) == expected
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
-    tight, stats = make_llm(
-        reference.folder, block_size=4, num_gpu_blocks_override=28, max_model_len=64
-    )
-    assert answers(tight, found * 2) == expected * 2
+    assert answers(make_llm(reference.folder, **TIGHT)[0], found * 2) == expected * 2
+
+
+@pytest.mark.full
+def test_preempted_prompts_are_computed_whole_again(tmp_path, make_llm, picture):
+    """In few bits, too. PaliGemma 1 has no windows, for which a tight pool would take one request
+    at a time."""
+
+    def first(tokenizer):
+        return paligemma(tokenizer, model_type="gemma", sliding_window=None)
+
+    made = Reference(PALIGEMMA, write(PALIGEMMA, tmp_path, first))
+    found = [("<image><s>caption en\n", "", [picture(seed, *SIZES[0])]) for seed in range(4)]
+    for quantization in (None, "wint8"):
+        wide, tight = (
+            answers(make_llm(made.folder, quantization=quantization, **options)[0], found, LONG)
+            for options in ({}, TIGHT)
+        )
+        assert wide == tight
+        if quantization is None:
+            expected = [made.generate("<image>caption en", images) for _, _, images in found]
+            assert [ids[: GREEDY.max_tokens] for ids in tight] == expected
 
 
 def test_text_without_the_mask_is_another(reference, make_llm, picture, monkeypatch):
