@@ -155,9 +155,11 @@ class MediaLoader:
         self._guard.close()
 
     def close(self) -> None:
-        """Interrupts loads in progress and closes the processors."""
+        """Interrupts loads in progress, closes the processors and empties the caches."""
         self.interrupt()
         self._media.close()
+        self._processed.clear()
+        self._fetched.clear()
 
     def _each(
         self, items: Sequence[MediaItem], work: Callable[[MediaItem], MediaInput]
