@@ -72,9 +72,7 @@ class MediaLoader:
         self._budgets = Budgets(media.processors, budgets or {})
         self._embeds = embeds or EmbedsReader()
         self._guard = guard or CallGuard()
-        self._fetch = fetch
-        self._limits = limits
-        self._max_items = max_items
+        self._fetch, self._limits, self._max_items = fetch, limits, max_items
         self._file_lock, self._pages = threading.Lock(), PageNotice()
         self._splitting = Splitting(
             media=media, max_items=max_items, open=self._opened, call=self._call
