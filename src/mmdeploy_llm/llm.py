@@ -65,7 +65,6 @@ class LLM(EmbeddingClient, VectorClient):
 
     plugins: the loaded plugins; observers and fetchers may be registered there. With several
     engines only those of installed plugins are called, in each engine's process.
-    model: the loaded module, None when other processes hold it, and after `close`.
     num_kv_blocks: blocks of the KV cache, each for `runtime.block_size` tokens; of several engines,
     those of the one with fewest.
     runtime: every option with its final value, see RuntimeConfig.

@@ -1,5 +1,7 @@
 """Memory of a card of limited size: what the KV cache gets, and steps that run out of memory."""
 
+import gc
+
 import pytest
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
@@ -63,6 +65,21 @@ def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(folder_of, new_
     # What the sampler keeps of each slot is not counted, but for penalties: kilobytes.
     assert card.most_reserved <= 0.9 * total + 2**14
     assert card.most_reserved - before > 16 * 16384 * 2
+
+
+def test_a_closed_model_leaves_its_memory_to_the_next(folder, new_card):
+    """Nobody collects garbage between them, and the card has no room for two."""
+    card = new_card(total=TOTAL)
+    gc.disable()
+    try:
+        for _ in range(2):
+            with LLM(model=folder, gpu_memory_utilization=0.9, **OPTIONS) as llm:
+                (first,) = tokens(llm, [[66] * 64])
+                assert card.allocated > 0.7 * TOTAL
+            assert card.reserved < 0.05 * TOTAL
+            assert len(first) == 5
+    finally:
+        gc.enable()
 
 
 def test_a_card_that_is_too_small_raises_with_the_numbers(folder, new_card):

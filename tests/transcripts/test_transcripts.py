@@ -293,6 +293,18 @@ def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
     assert (words in found["a.wav"].told) == (poor == 1.0)
 
 
+def test_files_with_poor_answers_do_not_wait_for_all_others(tmp_path, monkeypatch):
+    """They are asked for again before more files are read; what waits holds its window alone."""
+    monkeypatch.setattr("mmdeploy_llm.transcripts.run.MOST_AGAIN", 1)
+    engine = Engine(poor=0.0)
+    found = run([written(tmp_path / f"{name}.wav", 4) for name in "abc"], engine)
+    assert list(found) == ["a.wav", "b.wav", "c.wav"]
+    assert [own.num_again for own in found.values()] == [1, 1, 1]
+    assert engine.temperatures == [0, 0, 0.2] * 3
+    arrays = [prompt["multimodal_data"]["audio"]["array"] for prompt in engine.asked]
+    assert all(array.base is None for array in arrays)
+
+
 @pytest.mark.parametrize(
     ("text", "reason", "expected"),
     [

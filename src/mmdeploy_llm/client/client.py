@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.adapter_ref import AdapterRef, AnyAdapter, LoRARequest
 from mmdeploy_llm.boxes.reading import Box, FoundBoxes
@@ -29,6 +29,9 @@ from mmdeploy_llm.read_ahead import read_ahead
 
 from .arguments import as_prompt
 from .belonging import Belonging
+
+if TYPE_CHECKING:  # it imports torch
+    from mmdeploy_llm.hooks import Model
 
 
 class EngineClient(Belonging):
@@ -55,7 +58,7 @@ class EngineClient(Belonging):
             self._desk = open_desk(self._config, self._step_lock)
         # The desk ends with this object; with the program it ends by itself.
         self._stop = finalize_here(self, self._desk.stop, at_exit=False)
-        self.plugins, self.model = self._desk.plugins, self._desk.model
+        self.plugins = self._desk.plugins
         self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
         report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
 
@@ -84,6 +87,11 @@ class EngineClient(Belonging):
     @property
     def _title(self) -> str:
         return f"{type(self).__name__}({self.runtime.options.model!r})"
+
+    @property
+    def model(self) -> Model | None:
+        """The loaded module, None when other processes hold it, and after `close`."""
+        return self._desk.model
 
     @property
     def death(self) -> EngineError | None:
@@ -250,4 +258,3 @@ class EngineClient(Belonging):
         requests that run as errors, after the step that is being computed.
         """
         self._desk.close()
-        self.model = None

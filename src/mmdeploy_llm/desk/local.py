@@ -281,8 +281,8 @@ class LocalDesk(LocalAdapters):
         if not self._is_exiting.is_set():
             self._fail_all(self._fault or EngineError(CLOSED_MEANWHILE))
         self.intake.interrupt()  # so that a plugin or template that hangs does not delay the end
+        self.model = None  # the engine's runner is the last to hold it
         self.engine.close()
-        self.model = None
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.intake.close()
 

@@ -99,7 +99,10 @@ class Host:
 
     def close(self) -> None:
         """Puts back what was changed: with the last engine the settings of the process, and the
-        CPUs of the calling thread."""
+        CPUs of the calling thread. What torch's allocator keeps of a card goes back to the driver,
+        since the next model counts what is free there."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
         if self.threads is not None:
             self.threads.put_back()
         for let_go in self._held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ TASKS = ("transcribe", "translate")
 OVERLAP = 5.0  # seconds that windows share, where nothing else is said
 SEED = 0  # of answers that are asked for again, so that a run can be repeated
 SHORTEST = 0.1  # seconds of a last window that is heard
+MOST_AGAIN = 64  # windows that wait to be asked for again, of files that are not written until then
 MOST_NAMED = 5  # moments in a line about a file
 SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
 
@@ -135,21 +137,25 @@ class Transcriber:
 
     def run(self, paths: Iterable[Path]) -> Iterator[Transcript]:
         """Yields a transcript of each file as it is finished. Only the files in work are held;
-        those with a poor answer are in work until all others are finished."""
-        decoder = SoundDecoder()
+        those with a poor answer are in work until MOST_AGAIN are poor, or all others finished."""
+        decoder, left = SoundDecoder(), iter(paths)
         try:
-            prompts = self._prompts(paths, decoder)
-            for temperature in TEMPERATURES:
-                params = SamplingParams(temperature=temperature, seed=SEED)
-                for output in self._llm.generate_iter(prompts, params):
-                    self._take(output, is_last=temperature == TEMPERATURES[-1])
-                    yield from self._finished()
-                yield from self._finished()
-                if not self._again:
-                    return
-                prompts = self._prompts_again()
+            for path in left:
+                yield from self._answers(self._prompts(chain((path,), left), decoder))
         finally:
             decoder.close()
+
+    def _answers(self, prompts: Iterator[Any]) -> Iterator[Transcript]:
+        """Asks, and asks again where answers are poor."""
+        for temperature in TEMPERATURES:
+            params = SamplingParams(temperature=temperature, seed=SEED)
+            for output in self._llm.generate_iter(prompts, params):
+                self._take(output, is_last=temperature == TEMPERATURES[-1])
+                yield from self._finished()
+            yield from self._finished()
+            if not self._again:
+                return
+            prompts = self._prompts_again()
 
     def _prompts_again(self) -> Iterator[Any]:
         """Yields the prompts whose answers were poor."""
@@ -160,7 +166,8 @@ class Transcriber:
             yield prompt
 
     def _prompts(self, paths: Iterable[Path], decoder: SoundDecoder) -> Iterator[Any]:
-        """Yields a prompt for each window in which there is anything to hear."""
+        """Yields a prompt for each window in which there is anything to hear, of files until many
+        answers are poor."""
         for path in paths:
             file = _File(path=path, windows=[], rate=self._rule.rate)
             try:
@@ -185,10 +192,13 @@ class Transcriber:
             if not asked:
                 self._ready.append(file)
             for index, own in asked:
-                sound = {"array": own, "sampling_rate": self._rule.rate}
+                # A copy: one that is asked for again would hold the samples of its whole file.
+                sound = {"array": own.copy(), "sampling_rate": self._rule.rate}
                 prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
                 self._asked[id(prompt)] = file, index, prompt
                 yield prompt
+            if len(self._again) >= MOST_AGAIN:
+                return
 
     def _take(self, output: RequestOutput, *, is_last: bool) -> None:
         """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
