@@ -64,7 +64,9 @@ def test_a_closed_model_of_images_is_freed(family, tiny_folder, no_garbage):
             (output,) = llm.chat([{"role": "user", "content": parts}], GREEDY, use_tqdm=False)
         assert output.error_code == 200, output.error_msg
         refs = held_by(llm)
+        assert llm.cache_stats()["processed"].num_bytes > 0
     assert is_freed(refs)
+    assert llm.cache_stats()["processed"].num_bytes == 0
 
 
 class Failing:

@@ -72,9 +72,7 @@ class MediaLoader:
         self._budgets = Budgets(media.processors, budgets or {})
         self._embeds = embeds or EmbedsReader()
         self._guard = guard or CallGuard()
-        self._fetch = fetch
-        self._limits = limits
-        self._max_items = max_items
+        self._fetch, self._limits, self._max_items = fetch, limits, max_items
         self._file_lock, self._pages = threading.Lock(), PageNotice()
         self._splitting = Splitting(
             media=media, max_items=max_items, open=self._opened, call=self._call
@@ -155,9 +153,11 @@ class MediaLoader:
         self._guard.close()
 
     def close(self) -> None:
-        """Interrupts loads in progress and closes the processors."""
+        """Interrupts loads in progress, closes the processors and empties the caches."""
         self.interrupt()
         self._media.close()
+        self._processed.clear()
+        self._fetched.clear()
 
     def _each(
         self, items: Sequence[MediaItem], work: Callable[[MediaItem], MediaInput]
