@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models_here import check_folder
 from safetensors.torch import save_file
 from workloads import text
 
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("--peft", action="store_true")
     parser.add_argument("--vllm", action="store_true")
     options = parser.parse_args()
+    check_folder(parser, options.model)
     folders = [
         write_adapter(options.model, options.model.parent / f"adapter-{index}", index)
         for index in range(NUM_ADAPTERS)

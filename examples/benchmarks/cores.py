@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from models_here import check_model
+
 ROOT = Path("/sys/devices/system")
 NUM_TOKENS_IN, NUM_TOKENS_OUT, PER_THREAD = 64, 32, 4
 PRODUCTS_A_LAYER = 5  # qkv, o, gate and up, down, and attention: after each the threads wait
@@ -173,13 +175,8 @@ def main() -> None:
         print(json.dumps(measure(model, *given.case)))
         return
     from mmdeploy_llm import native
-    from mmdeploy_llm.errors import MMDeployLLMError
-    from mmdeploy_llm.model_names import find_model
 
-    try:
-        find_model(model)
-    except MMDeployLLMError as error:
-        parser.error(str(error))
+    check_model(parser, model)
     num_cores = native.num_suitable_threads(native.usable_cpus())
     result: dict[str, Any] = {
         "machine": machine(),

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import transformers
 from checkpoints import tokenizer
+from models_here import check_model
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -132,6 +133,7 @@ def main() -> None:
     model = args.model if args.shape is None else str(args.folder / args.shape)
     if args.shape is not None and not Path(model).exists():
         write_shape(args.shape, Path(model))
+    check_model(parser, model)
     plain, drafted = (LLM(model, speculative=kind, **options) for kind in (None, "mtp"))
     ratios = []
     for number in range(args.rounds + 1):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_budget import status, write_coded
+from models_here import check_folder
 
 NUM_FIRST = 16
 
@@ -145,6 +146,7 @@ def main() -> None:
     if args.job == "write":
         write(args.folder, args.layers)
     else:
+        check_folder(parser, args.folder, "experts_budget.py write FOLDER writes the model")
         run(args)
 
 

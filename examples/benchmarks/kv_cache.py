@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models_here import check_folder
 from quantization_quality import BLOCK_SIZE, load
 
 from mmdeploy_llm import native
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4], help="(1 4)")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each dtype (15)")
     options = parser.parse_args()
+    check_folder(parser, options.folder)
     kernels = native.load()
     model = load(options.folder, kernels, None)
     print("| sequences | KV cache | tokens per GiB | ms per step |\n|---|---|---|---|")

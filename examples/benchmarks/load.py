@@ -31,6 +31,8 @@ import sys
 import time
 from pathlib import Path
 
+from models_here import check_model
+
 from mmdeploy_llm.model_names import bundled_models
 from mmdeploy_llm.weights.find import find_weights
 
@@ -100,6 +102,8 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--cache", metavar="FOLDER")
     args = parser.parse_args()
+    for case in args.cases:
+        check_model(parser, case.partition(":")[0])
     options: dict[str, object] = {"weight_cache": args.cache or False}
     if args.num_threads is not None:
         options["num_threads"] = args.num_threads

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models_here import check_folder
+
 SHARD_BYTES = 10**9
 GROUP = 128
 POLL_SECONDS = 0.02
@@ -266,6 +268,7 @@ def main() -> None:
     if args.job == "write":
         write(args.folder, args.layers)
     else:
+        check_folder(parser, args.folder, "memory_budget.py write FOLDER writes the model")
         run(args)
 
 

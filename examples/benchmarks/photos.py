@@ -119,7 +119,8 @@ def run(command: Sequence[str], output: Path, num: int, tokens: int) -> Figures:
     answer: dict[str, Any] = json.loads(found.removeprefix(MARK))
     num_lines = len(output.read_bytes().splitlines())
     if (num_lines, answer["num_tokens"]) != (num, num * tokens) or watch.seen is None:
-        raise RunError(f"{num_lines} records and {answer['num_tokens']} tokens of {num} photos")
+        done = f"{num_lines} records and {answer['num_tokens']} tokens of {num} photos"
+        raise RunError(": ".join([done, *lines[-1:]]))  # maybe of an engine that was started again
     parts = dict(answer.get("parts") or {})
     if parts:
         parts["load"] = answer["load_cpu"]

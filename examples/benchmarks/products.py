@@ -134,6 +134,8 @@ def header() -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("kernels.py runs this for each level of instructions: run kernels.py")
     torch.set_num_threads(int(sys.argv[2]))
     torch.manual_seed(0)
     for line in lines(Level(sys.argv[1]), load(level=sys.argv[1])):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import workloads
+from models_here import check_folder
 from torch import Tensor
 
 from mmdeploy_llm import native
@@ -109,6 +110,7 @@ def main() -> None:
         "peers/openvino_weights.py wrote; its weights are compared in bf16 products",
     )
     args = parser.parse_args()
+    check_folder(parser, args.folder)
     folder = args.folder
     kernels = native.load()
     prompts = [list(request.token_ids) for request in workloads.text()][:16]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import ray
+from models_here import check_model
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--model", default="shapes-vl")
     parser.add_argument("--rows", type=int)
     options = parser.parse_args()
+    check_model(parser, options.model)
     num_cpus = 4 if options.rows else 2
     ray.init(num_cpus=num_cpus, object_store_memory=200 * 2**20, include_dashboard=False)
     if options.rows:

@@ -27,6 +27,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from models_here import check_model
+
 from mmdeploy_llm import LLM, SamplingParams
 
 FIRST_ID = 20  # ids below may be special
@@ -118,6 +120,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="cores to compute on (all)")
     parser.add_argument("--cpu-level", help="as in LLM, for example avx2 (the best one)")
     args = parser.parse_args()
+    check_model(parser, args.model)
     options = {"quantization": args.quantization, "num_threads": args.threads, "quiet": True}
     options |= {
         "cpu_level": args.cpu_level,

@@ -12,6 +12,8 @@ import statistics
 import time
 from typing import Any
 
+from models_here import check_model
+
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
 
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=32, help="sequences")
     parser.add_argument("--model", default="shapes-vl")
     args = parser.parse_args()
+    check_model(parser, args.model)
     llm = LLM(model=args.model, max_num_seqs=args.n, num_threads=1)
     model, clock = llm.model, Clock()
     model.forward, model.logits = clock.wrap(model.forward), clock.wrap(model.logits)

@@ -13,9 +13,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import workloads
+from models_here import check_folder
 from transformers import AutoModelForCausalLM
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    check_folder(parser, Path(args.folder))
     engines = {"mmdeploy_llm": ours(args.folder), "transformers": transformers(args.folder)}
     rates: dict[str, list[float]] = {name: [] for name in engines}
     for run in engines.values():

@@ -24,6 +24,7 @@ POSIX_MODULES = "crypt curses fcntl grp posix pty pwd readline resource syslog t
 NO_MODULES = POSIX_MODULES.split() if SYSTEM == "win32" else []
 LINUX_ONLY = """
     O_PATH O_TMPFILE memfd_create sched_getaffinity sched_setaffinity preadv eventfd splice
+    posix_fadvise posix_fallocate
 """
 NAMES = {
     "os": """

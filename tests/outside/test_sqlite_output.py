@@ -176,6 +176,25 @@ def photos(tmp_path):
     return folder
 
 
+def test_who_writes_a_suffix_of_ours_is_told_once(do, photos, tmp_path, monkeypatch, caplog):
+    """By each command that opens an output, however often it looks at its name."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(PLUGIN.read_text().replace('(".sqlite", ".db")', '(".csv",)'))
+    Path("files.txt").write_text("photos\n")
+    monkeypatch.setattr("mmdeploy_llm.cli.batches.start", lambda *args, **options: None)
+    do("out.jsonl")
+    made = ("-m", "shapes-vl", "--plugin", "mine.py")
+    for words in (
+        ("caption", photos, *made),
+        ("batch", "--files-from", "files.txt", *made),
+        ("batch", "in.jsonl", *made),
+        ("export", "out.jsonl", "--plugin", "mine.py"),
+    ):
+        code, told = run(*words, "-o", "new.csv")
+        assert (code, caplog.text.count(".csv outputs are written by")) == (0, 1), told
+        caplog.clear()
+
+
 @pytest.mark.full  # it runs the whole program ten times
 def test_the_program(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -42,6 +42,19 @@ def test_reads_at_an_offset_from_several_threads(reads, tmp_path):
         assert file.tell() == 7
 
 
+@pytest.mark.parametrize("has_call", [True, False])
+def test_room_is_reserved(tmp_path, monkeypatch, has_call):
+    """A file has its blocks before anybody writes it, also where the system has no call for it."""
+    if not has_call:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    size = 2**22 + 7
+    with (tmp_path / "file").open("wb") as file:
+        files.reserve(file.fileno(), size)
+        status = os.fstat(file.fileno())
+    assert status.st_size == size
+    assert getattr(status, "st_blocks", size) * 512 >= size
+
+
 @pytest.fixture(params=["by the system", "by comparison"])
 def refusal(request, monkeypatch):
     """How a link is refused."""

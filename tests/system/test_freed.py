@@ -1,12 +1,18 @@
 """`close` frees the model, also where Python collects no garbage and the object is still named."""
 
 import gc
+import os
+import signal
+import time
 import weakref
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM, ModelPool, SamplingParams
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MMDeployLLMError
+from mmdeploy_llm.startup import computer, loaded
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 SETTINGS = {"num_threads": 1, "max_model_len": 256, "kv_cache_memory": 2**22, "dtype": "float32"}
@@ -92,6 +98,73 @@ def test_a_model_that_failed_once_is_freed(tiny_folder, no_garbage, caplog):
     hook.remove()
     refs = held_by(llm)
     llm.close()
+    assert is_freed(refs)
+
+
+def weight_lacks(folder, patch):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]  # the last one
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def memory_runs_out(folder, patch):
+    def refuse(loaded):
+        raise MemoryError
+
+    patch.setattr(computer, "plan_cache", refuse)
+
+
+def ctrl_c(folder, patch):
+    def interrupt(loaded):
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            time.sleep(0.01)
+
+    patch.setattr(computer, "plan_cache", interrupt)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(weight_lacks, CheckpointError), (memory_runs_out, ConfigError), (ctrl_c, KeyboardInterrupt)],
+)
+def test_a_load_that_failed_is_freed(fault, error, tiny_copy, tmp_path, monkeypatch, no_garbage):
+    """With its exception: who tries again with less memory has that of the first try."""
+    folder, made, real = tiny_copy("qwen2", tmp_path / "model"), [], loaded.fit_head
+
+    def noted(model, *args):
+        made.append(weakref.ref(model))
+        return real(model, *args)
+
+    monkeypatch.setattr(loaded, "fit_head", noted)
+    fault(folder, monkeypatch)
+    found = None  # pytest.raises would keep the exception
+    try:
+        LLM(str(folder), **SETTINGS)
+    except (MMDeployLLMError, KeyboardInterrupt) as raised:
+        found = type(raised)
+    assert (found, len(made)) == (error, 1)
+    assert is_freed(made)
+
+
+def test_a_pool_frees_the_model_that_it_stops(tiny_folder, no_garbage):
+    with ModelPool() as pool:
+        pool.install("a", str(tiny_folder("qwen2")), **SETTINGS)
+        llm = pool.start("a")
+        assert llm.submit("one", GREEDY).result().is_ok
+        refs = held_by(llm)
+        pool.stop("a")
+        assert is_freed(refs)
+
+
+def test_a_model_is_freed_with_its_last_name(tiny_folder, no_garbage):
+    """And by a restart, before the next one is loaded."""
+    llm = LLM(str(tiny_folder("qwen2")), **SETTINGS)
+    refs = held_by(llm)
+    llm.restart()
+    assert is_freed(refs)
+    refs, thread = held_by(llm), llm._desk.thread
+    del llm
+    thread.join()
     assert is_freed(refs)
 
 

@@ -7,7 +7,6 @@ install --> installed --start--> running --stop--> stopped --release--> gone
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -178,7 +177,6 @@ class ModelPool(Belonging):
             entry.llm.finish(abort=abort)
             entry.llm.close()
             entry.llm = None
-            gc.collect()  # caches and tensors that refer to each other
             self._give_back(entry)
 
     def _release(self, entry: _Entry) -> None:

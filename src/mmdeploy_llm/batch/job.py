@@ -168,7 +168,7 @@ class BatchJob:
 
 def plan_batch(
     given: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | Sink,
     settings: BatchSettings,
 ) -> BatchJob:
     """Plans a batch over a corpus, a folder or an iterable of dicts, without changing any file.
@@ -208,7 +208,7 @@ def source_of(
 
 
 def plan_source(
-    source: Source, output: str | os.PathLike[str], settings: BatchSettings
+    source: Source, output: str | os.PathLike[str] | Sink, settings: BatchSettings
 ) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
     sink = open_output(output, settings)
@@ -244,8 +244,8 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     )
 
 
-def open_output(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
-    """Opens the sink of a batch; raises ConfigError for a name of no format."""
+def open_output(output: str | os.PathLike[str] | Sink, settings: BatchSettings) -> Sink:
+    """Opens the sink of a batch, unless it is one; raises ConfigError for a name of no format."""
     return open_sink(
         output,
         settings.format,

@@ -62,11 +62,11 @@ def caption(
     from mmdeploy_llm.batch.job import open_output, plan_source
 
     settings = batch_settings(ctx, desk, options)
-    open_output(output, settings)  # whose format may be wrong: told before torch is imported
+    sink = open_output(output, settings)  # a wrong format is told before torch is imported
     source = source_of_files(given, settings)
     if desk.estimate.estimate is not None:
-        return show_estimate(source, output, settings, desk, options, page)
-    job = plan_source(source, output, settings)
+        return show_estimate(source, sink, settings, desk, options, page)
+    job = plan_source(source, sink, settings)
     start(ctx, job, desk, options, page, is_caption=True)
 
 
@@ -104,13 +104,13 @@ def run_input(
     from mmdeploy_llm.batch.job import open_output, plan_batch, plan_source, source_of
 
     settings = batch_settings(ctx, desk, options, **columns.to_settings())
-    open_output(output, settings)  # whose format may be wrong: told before torch is imported
+    sink = open_output(output, settings)  # a wrong format is told before torch is imported
     files = source_of_files(files_of(desk), settings) if input is None else None
     given = input or ""
     if desk.estimate.estimate is not None:
         source = files or source_of(given, settings)
-        return show_estimate(source, output, settings, desk, options, page)
-    job = plan_source(files, output, settings) if files else plan_batch(given, output, settings)
+        return show_estimate(source, sink, settings, desk, options, page)
+    job = plan_source(files, sink, settings) if files else plan_batch(given, sink, settings)
     start(ctx, job, desk, options, page, after=after)
 
 

@@ -74,7 +74,7 @@ def read(
     )
     config = EngineConfig.from_options(desk.model.model, options)
     settings = batch_settings(ctx, desk, options)
-    open_output(output, settings).check(settings.mode)  # before torch is imported
+    (sink := open_output(output, settings)).check(settings.mode)  # before torch is imported
     with (reader := open_reader(config, wish)).documents:
         given = ctx.get_parameter_source("image_tokens")
         if reader.image_tokens is not None and (given is None or given.name == "DEFAULT"):
@@ -82,6 +82,6 @@ def read(
             settings = batch_settings(ctx, desk, options)
         found = find_reading(paths, settings, reader, wish)
         if desk.estimate.estimate is not None:
-            return show_estimate(found.source, output, found.settings, desk, options, page)
-        reading = found.plan(output)
+            return show_estimate(found.source, sink, found.settings, desk, options, page)
+        reading = found.plan(sink)
         start(ctx, reading.job, desk, options, page, after=reading.write)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.command_options.desk import EstimateDesk, RunDesk
     from mmdeploy_llm.report.whole import RunReport
+    from mmdeploy_llm.sinks.base import Sink
 
 
 # Does what is to be done with the records of a run, and returns what is told of it.
@@ -94,7 +95,7 @@ def _write(report: RunReport, summary: BatchSummary) -> Exception | None:
 
 def show_estimate(
     source: Source,
-    output: str,
+    sink: Sink,
     settings: BatchSettings,
     desk: EstimateDesk,
     options: Mapping[str, Any],
@@ -115,7 +116,7 @@ def show_estimate(
     if source.about:
         typer.echo(source.about, err=True)
     if settings.mode == "resume":
-        job = plan_source(source, output, settings)
+        job = plan_source(source, sink, settings)
         if job.is_empty:
             typer.echo(f"nothing left to do: all {len(job.kept.index)} items have a result")
             return

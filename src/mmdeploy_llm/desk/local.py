@@ -76,6 +76,8 @@ class LocalDesk(LocalAdapters):
             interrupt_thread(self.thread)
             self.thread.join(CLOSE_SECONDS)
             raise
+        finally:
+            del started  # an error in it holds this frame, and the model as far as it was loaded
 
     @property
     def death(self) -> EngineError | None:
@@ -191,6 +193,7 @@ class LocalDesk(LocalAdapters):
             self._take_over(start())
         except BaseException as error:
             started.set_exception(error)
+            del started  # see __init__
             return
         started.set_result(None)
         try:

@@ -10,7 +10,7 @@ from functools import partial
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
-from mmdeploy_llm.opening.choose import stored_format
+from mmdeploy_llm.opening.choose import stored_format, tell_who_writes
 
 from .boxes import write_coco, write_yolo
 from .export import Export, ExportOptions, ExportSummary
@@ -147,6 +147,7 @@ def format_of(
     named = {known.name: known for known in FORMATS}
     store = None if form in named else stored_format(output, form, kinds)
     if store is not None:
+        tell_who_writes(output, form, store)
         own = store.spec.name
         return ExportFormat(
             name=own,

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_sink(
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | Sink,
     form: str | None = None,
     *,
     part_items: int | None = None,
@@ -58,7 +58,8 @@ def open_sink(
 ) -> Sink:
     """Returns the sink of an output; changes nothing.
 
-    output: a file of lines, a table in CSV, a folder of parts, or a URL for parts.
+    output: a file of lines, a table in CSV, a folder of parts, or a URL for parts; a sink is what
+        is returned.
     form: one of FORMATS; None decides by the suffix of the name.
     part_items: most items of a part; None is the format's own number.
     journal: folder for the part that grows when the output is a URL; see `journal_of`.
@@ -66,9 +67,12 @@ def open_sink(
 
     Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
     """
+    if isinstance(output, Sink):
+        return output
     name = os.fspath(output)
     store = stored_format(name, form, kinds)
     if store is not None:
+        tell_who_writes(name, form, store)
         return _store(name, store, part_items, journal)
     kind = format_of(name, form, kinds)
     if part_items is not None and part_items < 1:
@@ -126,15 +130,21 @@ def stored_format(name: str, form: str | None, kinds: KindTable) -> Provided[Out
         return LANCE
     if found is None or suffix not in ALL_SUFFIXES:
         return found
-    if found.spec.priority < 0:
-        return None
-    logger.warning(
-        "%s outputs are written by %s, not by what is built in; to choose: blocked_plugins=(%r,)",
-        suffix,
-        found.origin,
-        found.origin.name,
-    )
-    return found
+    return None if found.spec.priority < 0 else found
+
+
+def tell_who_writes(name: str, form: str | None, store: Provided[OutputSinkSpec]) -> None:
+    """Warns where a plugin writes an output that this package would write without it, unless its
+    format was named."""
+    suffix = next(filter(name.rstrip("/").lower().endswith, ALL_SUFFIXES), None)
+    if form is None and suffix is not None:
+        logger.warning(
+            "%s outputs are written by %s, not by what is built in; "
+            "to choose: blocked_plugins=(%r,)",
+            suffix,
+            store.origin,
+            store.origin.name,
+        )
 
 
 def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> str:

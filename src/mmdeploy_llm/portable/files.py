@@ -67,13 +67,17 @@ def read_into(fd: int, view: memoryview, offset: int) -> int:
 def reserve(fd: int, size: int) -> None:
     """Gives a file of ours `size` bytes, and room for them on the disk where the system can: a page
     of a mapped file that finds none when it is written ends the process. Raises OSError."""
-    os.ftruncate(fd, size)
+    os.ftruncate(fd, size)  # Windows gives it room with that
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
+    elif hasattr(os, "pwrite"):  # macOS gives room to what is written
+        zeros, done = memoryview(bytes(min(size, 2**22))), 0
+        while done < size:
+            done += os.pwrite(fd, zeros[: size - done], done)
 
 
 class _Position:

@@ -23,6 +23,7 @@ from mmdeploy_llm.paging.pages import find_pages
 from mmdeploy_llm.paging.source import PageSource
 from mmdeploy_llm.paging.text_layers import TextLayers
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.sinks.base import Sink
 
 from .asking import Asking, check_asking, choose_asking
 from .finishing import Finishing
@@ -138,7 +139,7 @@ class Reading:
     wish: Wish
     finishing: Finishing
 
-    def plan(self, output: str | os.PathLike[str]) -> ReadingJob:
+    def plan(self, output: str | os.PathLike[str] | Sink) -> ReadingJob:
         """Plans the batch over the pages. Raises ConfigError."""
         if self.wish.markdown is not None:
             # Other shards write there too.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.records.configuration import ConfigurationFile
@@ -61,6 +61,7 @@ class Readable(Protocol):
         """Returns when it was written last (ns), None when that is not known."""
 
 
+@runtime_checkable
 class Sink(Readable, Protocol):
     """An output of a batch."""
 

@@ -124,6 +124,7 @@ def check_size(
     device = torch.device(runtime.device)
     if device.type != "cuda" or not isinstance(model, nn.Module):
         return model
+    torch.cuda.empty_cache()  # what a load that failed has left there
     free, total = torch.cuda.mem_get_info(device)
     shape, dtype = kv_cache_shape(model, runtime), getattr(torch, runtime.dtype)
     check_memory(
