@@ -142,7 +142,8 @@ class Intake:
         """
         begun = self._wanting.begin(prompt, params, wanted, number, deadline)
         rendered = self._render(replace(begun.parts, where=where), deadline)
-        begun.params(len(rendered.ids))  # refuses one already too long
+        if self._kinds.encoder is None:  # which may read all of it
+            begun.params(len(rendered.ids))  # refuses one already too long
         expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
         wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(

@@ -268,7 +268,7 @@ def test_constraints_and_bans_begin_after_the_language(lively):
         guided_decoding=GuidedDecodingParams(regex="[a-d]{8}"),
     )
     heard = {"audio": sound(1)}
-    asked = (" ", "<|translate|>", "<|de|>", "<|timestamps|>", "<|de|><|timestamps|>")
+    asked = ("", "<|translate|>", "<|de|>", "<|timestamps|>", "<|de|><|timestamps|>")
     options = {"dtype": "float32", "use_warmup": False, "kv_cache_memory": 2**22}
     with LLM(str(lively), max_num_seqs=2, **options) as llm:
         prompts = [{"prompt": text, "multimodal_data": heard} for text in asked]
