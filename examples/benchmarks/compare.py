@@ -50,6 +50,12 @@ class RunnerError(Exception):
     """An engine did not start or failed, for the reason in the message."""
 
 
+def end_when_told() -> None:
+    """Has SIGTERM end the program as Ctrl-C does, which closes its runners: their processes would
+    stay, stopped."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 class Runner:
     """One engine with one model in a child process, which is stopped (SIGSTOP) unless it works."""
 
@@ -77,7 +83,11 @@ class Runner:
         except OSError as error:
             self._errors.close()
             raise RunnerError(str(error)) from error
-        ready = self._answer()
+        try:
+            ready = self._answer()
+        except BaseException:
+            self.close()
+            raise
         self.name = str(ready["engine"])
         self.load_seconds = float(ready["load"])
         self._signal(signal.SIGSTOP)
@@ -313,6 +323,7 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Parses the command line and runs the sessions."""
+    end_when_told()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compare import Runner, RunnerError, say
+from compare import Runner, RunnerError, end_when_told, say
 from sessions import LEVELS, Level, level_here
 
 OURS = "mmdeploy_llm"
@@ -326,6 +326,7 @@ def _save(folder: Path, model: Any, words: Any, pooling: str) -> None:
 
 def main() -> None:
     """Parses the command line, writes what is missing, and runs."""
+    end_when_told()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import Runner, RunnerError, say
+from compare import Runner, RunnerError, end_when_told, say
 from encoder_checkpoints import write_git, write_kosmos, write_pix2struct
 
 OURS = "mmdeploy_llm"
@@ -297,6 +297,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 def main() -> None:
     """Parses the command line, writes what is missing, and runs."""
+    end_when_told()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

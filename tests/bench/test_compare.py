@@ -1,5 +1,7 @@
 """compare.py runs engines in turn and tabulates the results; small programs act as engines."""
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -55,6 +57,30 @@ def test_a_runner_answers_and_is_stopped_in_between(compare, engine):
     finally:
         runner.close()
     assert runner._process.returncode is not None
+
+
+TOLD = """
+import contextlib, sys, time
+import compare
+compare.end_when_told()
+with contextlib.ExitStack() as stack:
+    runner = compare.Runner(sys.executable, sys.argv[1], [])
+    stack.callback(runner.close)
+    print(runner._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_program_that_is_told_to_end_leaves_no_engine(compare, engine):
+    """The processes of engines are stopped: no signal but SIGKILL ends them."""
+    folder = Path(compare.__file__).parent
+    words = [sys.executable, "-c", TOLD, engine]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as program:
+        pid = int(program.stdout.readline())
+        program.terminate()
+        assert program.wait(60) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_an_engine_that_does_not_start_is_left_out_with_its_reason(compare, tmp_path, capsys):

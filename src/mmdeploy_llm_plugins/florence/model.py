@@ -69,11 +69,12 @@ class Florence2ForConditionalGeneration(EncoderDecoderLM):
 
     def __init__(self, config: Any) -> None:
         text = config.text_config
-        if text.model_type != "bart" or not config.tie_word_embeddings:
+        ties = config.tie_word_embeddings, text.tie_word_embeddings
+        if text.model_type != "bart" or not all(ties):
             raise ModelNotSupportedError(
                 "of Florence-2 only the form with BART and one table of embeddings for encoder, "
                 f"decoder and head is supported, found {text.model_type!r:.40} with "
-                f"tie_word_embeddings = {config.tie_word_embeddings!r:.40}"
+                f"tie_word_embeddings = {ties!r:.40}, of the whole and of text_config"
             )
         super().__init__(
             CrossDecoderConfig(

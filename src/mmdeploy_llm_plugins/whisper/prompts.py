@@ -85,17 +85,20 @@ class WhisperPrompts:
     def _asked(self, text: str, encode: Encode) -> tuple[list[int], list[int] | None, bool]:
         """Returns the decoder's first tokens; those that follow a language that is recognized, None
         where it is known; and whether timestamps are written."""
-        language, task, has_times, before = None, None, False, ""
+        before, asked = "", dict[str, str]()
         for piece in WORD.split(text):
             name = piece[2:-2].strip().lower()
             if WORD.fullmatch(piece) is None:
                 before += piece
-            elif name in TASKS:
-                task = name
-            elif piece in (NO_TIMES, TIMES):
-                has_times = piece == TIMES
             elif piece != BEFORE:
-                language = self._language(name)
+                kind = "times" if piece in (NO_TIMES, TIMES) else "language"
+                kind = "task" if name in TASKS else kind
+                if asked.setdefault(kind, name) != name:
+                    raise RequestError(
+                        f"the prompt asks for <|{asked[kind]}|> and {piece:.60}; give one of them"
+                    )
+        language = self._language(asked["language"]) if "language" in asked else None
+        task, has_times = asked.get("task"), asked.get("times") == TIMES[2:-2]
         begin = [*self._before(before.strip(), encode), self._start]
         follows = []
         if self._languages:

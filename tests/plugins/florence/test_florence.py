@@ -11,7 +11,12 @@ from transformers.models.florence2.processing_florence2 import Florence2Processo
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.boxes.reading import find_boxes
-from mmdeploy_llm.errors import MediaError, PromptTooLongError, RequestError
+from mmdeploy_llm.errors import (
+    MediaError,
+    ModelNotSupportedError,
+    PromptTooLongError,
+    RequestError,
+)
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.media_loading.kinds import TEXTS, ModelMedia
 from mmdeploy_llm.model_folder import read_checkpoint
@@ -19,6 +24,7 @@ from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import florence
 from mmdeploy_llm_plugins.florence.boxes import RULE
 from mmdeploy_llm_plugins.florence.image import FlorenceImageProcessor
+from mmdeploy_llm_plugins.florence.model import Florence2ForConditionalGeneration
 from mmdeploy_llm_plugins.florence.prompts import (
     TASKS,
     TASKS_WITH_INPUT,
@@ -57,6 +63,15 @@ def folder(tiny_folder):
 @pytest.fixture(scope="module")
 def rule(folder):
     return FlorencePrompts(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize("where", ["", "text_config"])
+def test_several_tables_of_embeddings_are_refused(folder, where):
+    """Each part of the model would have one of its own."""
+    config = read_checkpoint(folder).config
+    (getattr(config, where) if where else config).tie_word_embeddings = False
+    with pytest.raises(ModelNotSupportedError, match=r"one table of embeddings.*False"):
+        Florence2ForConditionalGeneration(config)
 
 
 def test_pixels_and_tokens_equal_those_of_transformers(folder):

@@ -142,6 +142,9 @@ def test_words_before_the_sound(rule, encode):
         ("<|fr|>", r"'<\|fr\|>' is no language, task or mark .*languages: de, en, zh"),
         ("<|summarize|>", "is no language, task or mark"),
         ("<|0.00|>", "is no language, task or mark"),
+        ("<|de|> A fox <|en|>", r"asks for <\|de\|> and <\|en\|>; give one"),
+        ("<|translate|><|transcribe|>", r"asks for <\|translate\|> and <\|transcribe\|>"),
+        ("<|timestamps|><|notimestamps|>", r"asks for <\|timestamps\|> and <\|notime"),
         (None, r"needs <\|startoftranscript\|>, id 385"),
     ],
 )
