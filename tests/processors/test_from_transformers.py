@@ -22,6 +22,7 @@ from mmdeploy_llm.media import ImageHeader
 from mmdeploy_llm.media_checks.samples.pictures import pixels
 from mmdeploy_llm.testing import MediaProcessorConformance
 from mmdeploy_llm_processors.from_transformers import TransformersImages, TransformersSounds
+from mmdeploy_llm_processors.from_transformers.shapes import longest_shape, shapes_told
 
 SIDE = 56
 TILES = {"size": {"height": SIDE, "width": SIDE}, "max_patches": 6, "image_mean": [0.5, 0.4, 0.3]}
@@ -197,3 +198,17 @@ def test_threads_have_processors_of_their_own(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         counts = list(pool.map(lambda item: processor.process(item, {}).num_tokens, items))
     assert counts == [processor.count_tokens(item, {}) for item in items]
+
+
+def test_images_that_would_become_too_large():
+    """Resized by the shorter side before it is cropped, a strip would take gigabytes."""
+    fields = {"size": {"shortest_edge": 224, "longest_edge": None}}
+    assert longest_shape(fields, is_upright=False) == pytest.approx(2**28 / 224**2)
+    with (
+        pytest.raises(MediaError, match=r"65535 x 1 pixels is too long.* up to 5349 times"),
+        shapes_told(fields, (65535, 1)),
+    ):
+        raise AssertionError("refused before")
+    for free in ({"shortest_edge": 56, "longest_edge": 9}, {"height": 9, "width": 9}, None):
+        assert longest_shape({"size": free}, is_upright=True) is None
+    assert longest_shape({**fields, "do_resize": False}, is_upright=True) is None

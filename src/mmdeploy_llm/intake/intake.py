@@ -142,7 +142,7 @@ class Intake:
         """
         begun = self._wanting.begin(prompt, params, wanted, number, deadline)
         rendered = self._render(replace(begun.parts, where=where), deadline)
-        begun.params(len(rendered.ids))  # refuses one already too long
+        begun.params(0 if self._kinds.encoder else len(rendered.ids))  # an encoder may read it
         expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
         wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(

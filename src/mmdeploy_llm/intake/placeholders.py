@@ -121,6 +121,9 @@ class Placeholders:
         if hint or found > given:
             return fault + hint
         token = next(token for token, own in self._kind_of.items() if own == kind)
+        if kind in self._written:  # the token only marks places, such as <pad>
+            markers = (text for text, own in self._tokens.items() if own == token != text)
+            token = next(markers, token)
         return f"{fault}, written {token}; chat() writes them by itself"
 
     def fill(self, texts: Sequence[str], media: Sequence[MediaInput]) -> list[str]:

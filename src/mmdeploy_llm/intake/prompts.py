@@ -110,8 +110,10 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
         raise RequestError("a prompt dict takes multimodal_data or multi_modal_data, not both")
     is_chat = content == ["messages"]
     value = prompt[content[0]]
+    is_empty = isinstance(value, str) and not value
+    is_alone = is_empty and bool(media and prompt[media[0]])  # enough for some encoders
     return PromptParts(
-        **({"messages": value} if is_chat else _content(value)),
+        **({"messages": value} if is_chat else {"text": ""} if is_alone else _content(value)),
         media=tuple(media_items(prompt[media[0]], kinds)) if media else (),
         template=prompt.get("chat_template"),
         template_kwargs=prompt.get("chat_template_kwargs"),

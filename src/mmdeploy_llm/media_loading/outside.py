@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.errors import PluginContractError, RequestError
 from mmdeploy_llm.hooks import (
     Checkpoint,
     EncoderPrompt,
@@ -91,7 +91,10 @@ def _rows(places: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def _with_needs(prompt: EncoderPrompt, params: SamplingParams) -> SamplingParams:
-    """Returns params with what the answer needs. A caller who ignores ends ignores these too."""
+    """Returns params with what the answer needs. A caller who ignores ends ignores these too.
+    Raises RequestError for a constraint that the answer cannot keep."""
+    if prompt.unguided and params.guided_decoding is not None:
+        raise RequestError(f"guided_decoding.{params.guided_decoding.name}: {prompt.unguided}")
     found = with_processors(prompt.processors, params)
     if not prompt.end_ids or found.ignore_eos:
         return found

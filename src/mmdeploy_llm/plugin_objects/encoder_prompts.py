@@ -21,6 +21,8 @@ class EncoderPrompt:
     processors: logits processors without which the answer is not the model's own, such as the rules
         of its timestamps: name -> what it gets as `LogitsRow.arguments`.
     end_ids: tokens that end the answer besides those that the checkpoint's files name.
+    unguided: why the answer cannot keep a constraint, and what to do: a request with
+        guided_decoding is refused with it. "": it can.
     """
 
     ids: tuple[int, ...]
@@ -29,6 +31,7 @@ class EncoderPrompt:
     views: tuple[MediaView, ...] = ()
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     end_ids: tuple[int, ...] = ()
+    unguided: str = ""
 
 
 class EncoderPrompts(Protocol):

@@ -47,12 +47,16 @@ class LogitsRow:
     prompt_token_ids, output_token_ids: the tokens so far; the second grows with each step. A
         processor reads both and changes neither.
     state: what the processor's `start` returned.
+    num_before: how many tokens the processor alone chooses at the beginning of the output, since
+        they belong to the prompt, such as a language that the model recognizes. Set by `start`. The
+        grammar and the bans of the request, and processors without it, begin after them.
     """
 
     arguments: Mapping[str, Any]
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     state: Any = field(default=None)
+    num_before: int = 0
 
 
 class LogitsProcessor(ABC):

@@ -41,7 +41,7 @@ def _add_biases(logits: Tensor, states: Sequence[SlotState]) -> None:
 def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
     guides: dict[int, Guide] = {}
     for row, state in enumerate(states):
-        if state.grammar is not None:
+        if state.grammar is not None and not state.num_before:
             guides[row] = state.grammar
     if guides:
         ban_tokens(logits, guides)
@@ -54,7 +54,8 @@ def _ban(logits: Tensor, states: Sequence[SlotState], bans_stops: NDArray[np.boo
         now = np.fromiter(state.banned_now(), dtype=np.int64)
         now = now[(now >= 0) & (now < vocab_size)]  # a placeholder id may exceed the vocabulary
         has_ban = has_ban and not (state.grammar is not None and state.grammar.must_end)
-        ids.append(np.concatenate([state.banned_ids, now, *([state.stop_ids] if has_ban else [])]))
+        own = np.concatenate([state.banned_ids, now, *([state.stop_ids] if has_ban else [])])
+        ids.append(own[:0] if state.num_before else own)
     logits.view(-1)[_flat_index(ids, logits)] = -torch.inf
 
 

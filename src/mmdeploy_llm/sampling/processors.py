@@ -169,6 +169,7 @@ def process(logits: Tensor, used: Sequence[Sequence[ActiveProcessor]]) -> dict[i
     """Applies the processors to float32 logits [R, V], in place. used: [R], the processors of each
     row. Returns row -> why its processor failed; the row then keeps the logits before it."""
     failures: dict[int, str] = {}
+    used = [_next(own) for own in used]
     for position in range(max(map(len, used))):
         groups: dict[str, dict[int, ActiveProcessor]] = {}
         for row, own in enumerate(used):
@@ -177,6 +178,11 @@ def process(logits: Tensor, used: Sequence[Sequence[ActiveProcessor]]) -> dict[i
         for group in groups.values():
             failures |= _apply(logits, group)
     return failures
+
+
+def _next(used: Sequence[ActiveProcessor]) -> Sequence[ActiveProcessor]:
+    """Returns the processors of a row's next token: those that choose it alone, else all."""
+    return [one for one in used if len(one.row.output_token_ids) < one.row.num_before] or used
 
 
 def _apply(logits: Tensor, group: Mapping[int, ActiveProcessor]) -> dict[int, str]:

@@ -51,6 +51,7 @@ class SlotState:
     bias_ids, bias_values: logit_bias.
     grammar, thinking, counts, ngrams, bad_sequences: trackers; None where the request needs none.
     processors: logits processors, which see output_token_ids; () where the request uses none.
+    num_before: tokens still to come that belong to the prompt, see LogitsRow.num_before.
     """
 
     def __init__(
@@ -72,14 +73,15 @@ class SlotState:
         self.counts = _counts(request, vocab_size)
         self.ngrams = _ngrams(request)
         self.bad_sequences = _bad_sequences(request)
-        self.processors: tuple[ActiveProcessor, ...] = ()
-        for token_id in request.output_token_ids:
-            self.append(token_id)
-        self.output_token_ids = list(request.output_token_ids)
+        self.output_token_ids, self.num_before = list(request.output_token_ids), 0
+        found: tuple[ActiveProcessor, ...] = ()
         if processors is not None:
-            self.processors = processors.start(
-                params, request.prompt_token_ids, self.output_token_ids
-            )
+            found = processors.start(params, request.prompt_token_ids, self.output_token_ids)
+            self.num_before = max((one.row.num_before for one in found), default=0)
+        self.processors = found[:0]
+        for token_id in request.output_token_ids:  # which `found` knows
+            self.append(token_id)
+        self.processors = found
 
     @property
     def has_transforms(self) -> bool:
@@ -110,7 +112,9 @@ class SlotState:
 
     def append(self, token_id: int) -> None:
         """Records the next generated token."""
-        if self.grammar is not None:
+        if self.num_before:
+            self.num_before -= 1
+        elif self.grammar is not None:
             self.grammar.accept(token_id)
         for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
             if tracker is not None:

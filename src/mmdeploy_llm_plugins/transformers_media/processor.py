@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput
 from mmdeploy_llm_processors.from_transformers.lending import Lender
 from mmdeploy_llm_processors.from_transformers.levels import BOUNDS, levels_of
 from mmdeploy_llm_processors.from_transformers.loading import described, with_fields
+from mmdeploy_llm_processors.from_transformers.shapes import shapes_told
 from mmdeploy_llm_processors.image.embedded import check_names
 from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 from mmdeploy_llm_processors.sized.pictures import check_rows, image_size
@@ -125,7 +126,8 @@ class AnyImageProcessor(PictureProcessor):
 
     def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
         """Returns the arguments of get_image_features, by name, and the image's prompt text."""
-        with self._lender.lent() as processor:
+        fields = self._processor.image_processor.to_dict()
+        with self._lender.lent() as processor, shapes_told(fields, content.size):
             made = processor(
                 images=[content],
                 text=[marked(processor, self._marker)],

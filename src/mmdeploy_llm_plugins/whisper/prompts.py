@@ -24,6 +24,10 @@ from mmdeploy_llm_plugins.encoder_decoder.prompts import one_item, setting, star
 MARKER, START = "<|audio|>", "<|startoftranscript|>"
 NO_TIMES, TIMES, BEFORE = "<|notimestamps|>", "<|timestamps|>", "<|startofprev|>"
 TASKS = ("transcribe", "translate")
+UNGUIDED = (
+    f"this prompt asks for timestamps, which are no part of what a constraint allows; leave out "
+    f"{TIMES}, or end a prompt of tokens with {NO_TIMES}"
+)
 WORD = re.compile(r"(<\|[^|<>]*\|>)")
 Encode = Callable[[str], list[int]]
 
@@ -63,7 +67,10 @@ class WhisperPrompts:
             begin, follows, has_times = self._asked(text.replace(MARKER, ""), encode)
         rules = {**self._rules, "follows": follows, "has_times": has_times}
         return EncoderPrompt(
-            ids=tuple(begin), items=(item,), processors={"whisper": {"whisper": rules}}
+            ids=tuple(begin),
+            items=(item,),
+            processors={"whisper": {"whisper": rules}},
+            unguided=UNGUIDED if has_times else "",
         )
 
     def check(self, text: str) -> None:

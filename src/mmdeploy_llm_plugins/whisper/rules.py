@@ -106,7 +106,9 @@ class WhisperRules(LogitsProcessor):
         given: dict[str, Any] = dict(row.arguments["whisper"])
         for name in INDICES:
             given[name] = torch.tensor(given[name], dtype=torch.int64)
-        return AnswerRules(**given)
+        rules = AnswerRules(**given)
+        row.num_before = rules.num_before
+        return rules
 
     def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> Tensor:
         """Changes the rows of [R, V], and lets a timestamp be written where all together are

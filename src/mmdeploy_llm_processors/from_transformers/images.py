@@ -17,6 +17,7 @@ from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 from .lending import Lender
 from .levels import BOUNDS, levels_of
 from .loading import described, load_image_processor, with_fields
+from .shapes import shapes_told
 
 
 class TransformersImages(PictureProcessor):
@@ -60,8 +61,8 @@ class TransformersImages(PictureProcessor):
         return self._identity
 
     def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
-        """Returns what transformers makes of the image."""
-        with self._lender.lent() as processor:
+        """Returns what transformers makes of the image. Raises MediaError, see shapes_told."""
+        with self._lender.lent() as processor, shapes_told(self._fields, content.size):
             made = processor(images=[content], return_tensors="pt", **settings)
         grid = None if self.grid is None else tuple(made[self.grid][0].tolist())
         return Prepared(

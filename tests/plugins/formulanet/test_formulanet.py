@@ -3,10 +3,11 @@ whole answers."""
 
 import pytest
 import transformers
+from PIL import Image
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import formulanet
@@ -46,6 +47,21 @@ def test_pictures_and_their_length(folder):
     checkpoint.config.vision_config.image_size = 64
     with pytest.raises(CheckpointError, match="128 x 128 pixels, but the tower reads 64 x 64"):
         FormulaImages(checkpoint, {})
+
+
+def test_pictures_that_are_too_long(folder):
+    """The longer side becomes 128 pixels, so that the shorter one would vanish; so it does where
+    the margin is cut off a line."""
+    processor = FormulaImages(read_checkpoint(folder), {})
+    for size in ((9000, 2), (1, 129)):
+        sizes = f"{size[0]} x {size[1]} pixels"
+        with pytest.raises(MediaError, match=rf"{sizes} is too long.* up to 128 times .*; crop"):
+            processor.prepare(picture(1).resize(size), {})
+    assert processor.prepare(picture(1).resize((128, 1)), {}).text
+    line = Image.new("RGB", (200, 200), "white")
+    line.paste("black", (10, 10, 150, 11))
+    with pytest.raises(MediaError, match="cannot prepare this image of 200 x 200 pixels; crop"):
+        processor.prepare(line, {})
 
 
 PROMPTS = [(" ", 0), (" ", 1), ("The quick", 2), (" ", 0)]

@@ -156,3 +156,4 @@ def test_a_prompt_of_ids_that_are_written_out_is_taken_as_it_is(folder):
         assert again.outputs.token_ids == text.outputs.token_ids
         wrong = answered(prompt_token_ids=ids[:4] + ids[5:])
         assert "placeholder" in wrong.error_msg
+        assert "for each item, written <image>;" in answered(prompt="<ocr>").error_msg

@@ -1,6 +1,7 @@
 """TrOCR and Donut against transformers: the models with the checks of every family, their images
 and whole answers."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,12 @@ import transformers
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import CheckpointError, MediaError, ModelNotSupportedError
+from mmdeploy_llm.errors import (
+    CheckpointError,
+    MediaError,
+    ModelNotSupportedError,
+    RequestError,
+)
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.tiny import write_family
@@ -97,6 +103,18 @@ def test_pictures_and_their_length(folder):
 def test_a_prompt_without_a_picture(folder):
     with pytest.raises(MediaError, match="one image in each prompt, found 0"):
         PicturePrompts(read_checkpoint(folder)).divide(" ", (), (), len)
+
+
+def test_a_task_that_the_checkpoint_does_not_know(folder):
+    rule = PicturePrompts(read_checkpoint(folder))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    begin = partial(rule.begin, ids=(), encode=partial(tokenizer.encode, add_special_tokens=False))
+    assert begin(f"{TASK}a <s> b")
+    if "donut" in str(folder):
+        with pytest.raises(RequestError, match="<s_cord-v2> is no token of this checkpoint"):
+            begin(f"{TASK}<s_cord-v2>")
+    else:  # words like others
+        assert begin("<s_cord-v2>")
 
 
 @pytest.mark.parametrize(

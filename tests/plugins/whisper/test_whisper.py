@@ -2,6 +2,7 @@
 rules, and whole answers."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
@@ -254,6 +255,31 @@ def test_answers_equal_those_of_transformers(lively, expected, options):
         assert told.outputs.token_ids == found[0]
         wrong = llm.generate({"prompt": "<|de|>"}, SAMPLING)[0]
         assert (wrong.error_code, "one sound" in wrong.error_msg) == (400, True)
+
+
+def test_constraints_and_bans_begin_after_the_language(lively):
+    """Language and task are tokens of the answer, but belong to the prompt: neither a grammar nor a
+    ban nor another processor concerns them."""
+    languages, before = (EN, DE, ID["<|zh|>"]), ((WRITE, NO_TIMES), (TO_ENGLISH, NO_TIMES))
+    params = SamplingParams(
+        max_tokens=24,
+        min_tokens=5,
+        bad_words_token_ids=[*languages, *before[0], *before[1]],
+        guided_decoding=GuidedDecodingParams(regex="[a-d]{8}"),
+    )
+    heard = {"audio": sound(1)}
+    asked = ("", "<|translate|>", "<|de|>", "<|timestamps|>", "<|de|><|timestamps|>")
+    options = {"dtype": "float32", "use_warmup": False, "kv_cache_memory": 2**22}
+    with LLM(str(lively), max_num_seqs=2, **options) as llm:
+        prompts = [{"prompt": text, "multimodal_data": heard} for text in asked]
+        found = llm.generate(prompts, params)
+    for out, follows in zip(found[:2], before, strict=True):
+        own = out.outputs.token_ids
+        assert (out.error_msg, own[0] in languages, tuple(own[1:3])) == (None, True, follows)
+    for out in found[:3]:
+        assert re.fullmatch("[a-d]{8}", out.outputs.text), out
+    for out in found[3:]:
+        assert (out.error_code, "asks for timestamps" in out.error_msg) == (400, True), out
 
 
 def test_a_language_that_the_model_does_not_know_is_told_at_once(folder):

@@ -3,7 +3,7 @@ greedy tokens here as in transformers, on small random weights, or says why it c
 
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.json
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
-    python .../census.py --only odd sounds                             some kinds of prompts; prints
+    python .../census.py [CLASS ...] --only odd sounds                 some kinds of prompts; prints
     python .../census.py --write CLASS ...                             writes these into the data
 
 A class has up to four kinds of prompts: text, text to a model of odd sizes, images, and sounds.
@@ -441,12 +441,13 @@ def check_libraries():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("classes", nargs="*", metavar="CLASS", help="all where none is named")
-    parser.add_argument("--only", nargs="+", choices=page.SAID, default=list(page.SAID))
+    kinds, said = list(page.SAID), "kinds of prompts; classes are named before this option"
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help=said)
     parser.add_argument("--write", action="store_true", help="write the named classes, too")
     args = parser.parse_args()
-    if args.write and len(args.only) < len(page.SAID):
+    if args.write and len(args.only) < len(kinds):
         parser.error("--write examines all kinds of prompts of a class: leave --only out")
-    is_whole = not args.classes and args.only == list(page.SAID)
+    is_whole = not args.classes and args.only == kinds
     if is_whole or args.write:
         check_libraries()
     begun, today = time.monotonic(), datetime.date.today().isoformat()

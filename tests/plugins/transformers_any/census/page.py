@@ -273,8 +273,8 @@ transformers on a small random checkpoint, in vectors and in scores of its head,
 | AltCLIP, ChineseCLIP, MetaCLIP 2, X-CLIP, CLAP, ALIGN | other towers; no plugin yet |
 | ColQwen2.5, ColQwen3, ColIdefics3 | transformers has no class of them |
 
-`python tests/plugins/transformers_any/census/census.py` takes the census again and writes both files. On two idle
-cores that takes {minutes} minutes; it needs torchvision and timm, and says so where they are missing.
+`python tests/plugins/transformers_any/census/census.py` takes the census again and writes both files. On two
+cores that took {minutes} minutes; it needs torchvision and timm, and says so where they are missing.
 """  # noqa: E501 - rows of tables
 
 
