@@ -177,7 +177,7 @@ def photos(tmp_path):
 
 
 def test_who_writes_a_suffix_of_ours_is_told_once(do, photos, tmp_path, monkeypatch, caplog):
-    """By each command that opens an output, however often it looks at its name."""
+    """Each command that opens an output tells it, however often it looks at the name."""
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PLUGIN.read_text().replace('(".sqlite", ".db")', '(".csv",)'))
     Path("files.txt").write_text("photos\n")

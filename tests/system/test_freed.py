@@ -128,7 +128,7 @@ def ctrl_c(folder, patch):
     [(weight_lacks, CheckpointError), (memory_runs_out, ConfigError), (ctrl_c, KeyboardInterrupt)],
 )
 def test_a_load_that_failed_is_freed(fault, error, tiny_copy, tmp_path, monkeypatch, no_garbage):
-    """With its exception: who tries again with less memory has that of the first try."""
+    """It goes with its exception, so that a second try has the memory of the first."""
     folder, made, real = tiny_copy("qwen2", tmp_path / "model"), [], loaded.fit_head
 
     def noted(model, *args):

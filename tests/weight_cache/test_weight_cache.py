@@ -334,7 +334,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, kernels, caplog, name):
 
 
 def test_a_damaged_file_that_cannot_be_removed_is_told(cache, kernels, kept, monkeypatch, caplog):
-    """As in a folder that may only be read: the model's files are read at each start."""
+    """Such a file stays in a folder that may only be read: each start reads the model's files."""
     kept.write_bytes(b"x")
 
     def refuse(*_, **__):

@@ -73,7 +73,7 @@ def reserve(fd: int, size: int) -> None:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
+                raise  # others say that the file system cannot reserve room
     elif hasattr(os, "pwrite"):  # macOS gives room to what is written
         zeros, done = memoryview(bytes(min(size, 2**22))), 0
         while done < size:

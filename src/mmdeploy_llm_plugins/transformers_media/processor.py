@@ -95,6 +95,7 @@ class AnyImageProcessor(PictureProcessor):
             return found
 
         self._processor, self._texts = processor, {}
+        self._fields = processor.image_processor.to_dict()
         self._identity = f"{type(processor).__name__}\0{described(processor.image_processor)}"
         self._lender = Lender(another)
 
@@ -126,8 +127,7 @@ class AnyImageProcessor(PictureProcessor):
 
     def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
         """Returns the arguments of get_image_features, by name, and the image's prompt text."""
-        fields = self._processor.image_processor.to_dict()
-        with self._lender.lent() as processor, shapes_told(fields, content.size):
+        with self._lender.lent() as processor, shapes_told(self._fields, content.size):
             made = processor(
                 images=[content],
                 text=[marked(processor, self._marker)],

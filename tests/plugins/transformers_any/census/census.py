@@ -397,7 +397,7 @@ def run(name, kind="text", seconds=SECONDS):
 
 
 def outcomes_of(name, kinds):
-    """Returns kind of prompts -> Result, for those of the kinds that a class takes."""
+    """Returns the class and kind of prompts -> Result, for those of the kinds that it takes."""
     found = {}
     if "text" in kinds and name in ALL:
         found["text"] = run(name)
