@@ -43,12 +43,6 @@ def _stands_in(*values):
     return tuple(issubclass(type(each), StandIn) for each in values)
 
 
-@pytest.fixture(autouse=True)
-def _room(monkeypatch):
-    """The disk of this machine may be nearly full."""
-    monkeypatch.setattr(module.folder, "FREE_BYTES", 0)
-
-
 @pytest.fixture
 def alone(monkeypatch):
     """Plugins import no transformers: the tests of this process have."""
@@ -212,8 +206,6 @@ def test_small_models_are_kept_in_a_folder_of_their_own_only(model, alone, tmp_p
 PROGRAM = """
 import sys
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.weight_cache import folder
-folder.FREE_BYTES = 0
 llm = LLM(sys.argv[1], weight_cache=sys.argv[2], quiet=True, max_model_len=64, num_threads=1)
 params = SamplingParams(temperature=0, max_tokens=4, bad_words=["x"])
 print(llm.generate("Hello", params, use_tqdm=False)[0].outputs.token_ids)

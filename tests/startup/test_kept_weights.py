@@ -13,7 +13,7 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.native import memory
-from mmdeploy_llm.weight_cache import cache, file, folder, folder_size
+from mmdeploy_llm.weight_cache import cache, file, folder_size
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
 OPTIONS = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
@@ -21,8 +21,7 @@ OPTIONS = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 6
 
 @pytest.fixture(autouse=True)
 def waiting(monkeypatch):
-    """Starts wait until the weights are kept, on a disk that is nearly full, too."""
-    monkeypatch.setattr(folder, "FREE_BYTES", 0)
+    """Starts wait until the weights are kept."""
     keep = cache.WeightCache.keep
 
     def keep_now(own, model):
@@ -150,8 +149,6 @@ def test_ranks_and_engines_restore_theirs(answer, tiny_folder, tmp_path, option)
 PROGRAM = """
 import logging, sys
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.weight_cache import folder
-folder.FREE_BYTES = 0
 logging.basicConfig(level=logging.WARNING)
 options = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
 print("ready", flush=True)

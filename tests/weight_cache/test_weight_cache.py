@@ -46,12 +46,6 @@ class Small(nn.Module):
         return self.linear(self.experts(x, weights, experts))
 
 
-@pytest.fixture(autouse=True)
-def _room(monkeypatch):
-    """The disk of this machine may be nearly full."""
-    monkeypatch.setattr(folder, "FREE_BYTES", 0)
-
-
 @pytest.fixture(scope="module")
 def kernels(build_kernels):
     return load()
@@ -150,11 +144,12 @@ def test_room_for_weights_that_the_memory_does_not_hold(cache, tmp_path, monkeyp
     with cache(max_bytes=1000).room_for(1001, memory):
         assert not places
     assert "1001 bytes are more than the cache may have, 1000" in caplog.text
-    disk = SimpleNamespace(total=10**6, free=1000)
+    disk = SimpleNamespace(total=20_000, free=2000)
     monkeypatch.setattr(folder.shutil, "disk_usage", lambda place: disk)
     with cache().room_for(1001, memory):
         assert not places
-    assert "the disk has 1000 bytes left, and 1001 are needed" in caplog.text
+    words = "the disk has 2000 bytes left, of which 1000 stay free, and 1001 are needed"
+    assert words in caplog.text
     disk.free += 1
     own = cache()
     with own.room_for(1001, memory):
@@ -357,13 +352,20 @@ def test_a_disk_that_becomes_full_is_told(cache, kernels, monkeypatch, caplog):
     assert folder_size(own._path.parent).num_files == 0
 
 
+def test_a_small_file_fits_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
+    disk = SimpleNamespace(total=10**12, free=100_000)
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: disk)
+    folder.make_folder(tmp_path, 1000, 2**30)
+    with pytest.raises(folder.NoRoomError, match=f"of which {8 * 2**30} stay free, and 1001 are"):
+        folder.make_folder(tmp_path, 1001, 2**30)
+
+
 @pytest.mark.parametrize("case", ["disk", "bound"])
 def test_a_file_that_does_not_fit_is_not_begun(cache, kernels, monkeypatch, caplog, case):
     caplog.set_level(logging.INFO)
     if case == "disk":
         usage = folder.shutil.disk_usage("/")._replace(total=100_000, free=20_000)
         monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: usage)
-        monkeypatch.setattr(folder, "FREE_BYTES", 2**30)
     own = cache(max_bytes=2**30 if case == "disk" else 5000)
     own.keep(packed(kernels, None))
     assert own._writer is None

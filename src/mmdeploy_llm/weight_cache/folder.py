@@ -21,6 +21,7 @@ UNUSABLE = ".unusable"  # an empty file in place of one that the model cannot be
 SUFFIXES = (SUFFIX, ".parsed", UNUSABLE, UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
 FREE_SHARE, FREE_BYTES = 20, 8 * 2**30  # a twentieth of the disk stays free, at most so much
+SMALL_SHARE = 100  # a file that takes a hundredth of what is left is kept all the same
 
 
 class NoRoomError(Exception):
@@ -92,8 +93,10 @@ def make_folder(folder: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise NoRoomError(f"{size} bytes are more than the cache may have, {max_bytes}")
     disk = shutil.disk_usage(folder)
-    if disk.free - size < min(FREE_BYTES, disk.total // FREE_SHARE):
-        raise NoRoomError(f"the disk has {disk.free} bytes left, and {size} are needed")
+    free = min(FREE_BYTES, disk.total // FREE_SHARE)
+    if disk.free - size < free and size > disk.free // SMALL_SHARE:
+        left = f"the disk has {disk.free} bytes left, of which {free} stay free"
+        raise NoRoomError(f"{left}, and {size} are needed")
 
 
 @contextmanager
