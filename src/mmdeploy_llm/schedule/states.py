@@ -25,7 +25,8 @@ class StateRows:
      +------------------- evicted, least recently used first -------- IDLE
 
     A step reads one row of a request and writes another, so that a step that failed can be
-    computed again. A row with a key is never written again. At most `max_idle` rows are idle.
+    computed again. A row with a key is never written again; one that a step of one token has
+    written gets none. At most `max_idle` rows are idle.
     """
 
     def __init__(self, *, num_rows: int, max_idle: int, block_size: int) -> None:
