@@ -111,7 +111,7 @@ def test_the_command_counts_a_prompt(folder, tmp_path):
         str(own.num_input_image_tokens),
         "0",
     ]
-    assert total.startswith(f"{own.num_prompt_tokens} prompt tokens, of which")
+    assert total.startswith(f"{own.num_prompt_tokens} prompt tokens; ")
     raw, _ = run("-m", folder, "--raw", "--prompt", "-", "--json", input="A red circle")
     expected = count_tokens(folder, "A red circle").num_prompt_tokens
     assert json.loads(raw)["num_prompt_tokens"] == expected

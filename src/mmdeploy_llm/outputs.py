@@ -263,7 +263,8 @@ class RequestOutput:
     outputs: the completions.
     finished: whether all completions have ended; in a stream, whether this one has.
     num_cached_tokens: prompt tokens that the first completion found in the prefix cache.
-    num_input_tokens_by_kind: tokens of the prompt's media, kind by kind.
+    num_input_tokens_by_kind: tokens of the prompt's media, kind by kind, and of the kind "text"
+        those of a text that an encoder reads.
     num_input_video_frames, input_video_seconds: frames used of the prompt's videos, and the seconds
         from the first to the end of the last of each.
     error_code: 200 means success. Otherwise the code of the first completion that failed: the

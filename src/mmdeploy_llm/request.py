@@ -36,6 +36,7 @@ class RequestStatus(enum.Enum):
 
 
 ENDLESS = 2**62  # after every token of a sequence
+TEXT = "text"  # the kind of what an encoder reads that is no media
 ITEM_NUMBER = "\ue000"  # a character for private use, so no text that is meant holds it
 
 
@@ -49,6 +50,7 @@ class MediaInput:
         `encode_media` would return, which is then not called. None for all others.
     grid_thw: patches in time, height and width before merging, for families with such a grid.
     num_tokens: embeddings that the encoder returns, equal to the number of placeholder tokens.
+    num_text_tokens: how many of them an encoder makes of the prompt's text, read with the item.
     key: identity of the content and of the options that shaped it.
     adapter: key of the adapter that encodes the item with the model, and is then part of `key`; "":
         none.
@@ -76,6 +78,13 @@ class MediaInput:
     size: tuple[int, int] | None = None
     adapter: str = ""
     shown: tuple[int, int] | None = None
+    num_text_tokens: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Its tokens by kind; those of text that is read with it are of the kind "text"."""
+        own = {self.kind: self.num_tokens - self.num_text_tokens}
+        return {**own, TEXT: self.num_text_tokens} if self.num_text_tokens else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,4 +190,4 @@ class Request:
 
     def num_media_tokens(self, kind: str) -> int:
         """Returns the placeholder tokens of all media of one kind, without markers around them."""
-        return sum(span.item.num_tokens for span in self.media if span.item.kind == kind)
+        return sum(span.item.counts.get(kind, 0) for span in self.media)

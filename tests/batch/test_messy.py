@@ -55,6 +55,9 @@ def test_animations_are_videos_when_asked_for(messy):
     assert Counter(file.kind for file in moving) == {"video": 4, "image": 1}
     found = find_media([str(messy.root)], is_recursive=True, wanted=WANTED)
     assert any("4 images have several frames" in note for note in found.skipped.notes)
+    wanted = replace(WANTED, accepted=lambda: ("video",))
+    found = find_media([str(messy.root)], is_recursive=True, wanted=wanted)
+    assert not found.skipped.notes, "nothing is said of images that the model does not take"
 
 
 def test_the_sentence_names_the_kinds_and_what_helps(messy):

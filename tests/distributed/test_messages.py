@@ -142,7 +142,10 @@ def test_workers(capfd):
         killed.receive()
     with pytest.raises(WorkerDiedError, match=r"gone .* died with exit status 7"):
         gone.receive()
-    assert "my last words" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "my last words" in told
+    assert "theirs failed" in told
+    assert "ours failed" not in told, "the parent raises wrong options; no traceback precedes them"
     for worker in (ours, theirs, killed, gone):
         worker.close()
 

@@ -17,7 +17,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.estimate import estimate
 from mmdeploy_llm.estimate.census import Kind, Tokens
 from mmdeploy_llm.estimate.draw import draw
-from mmdeploy_llm.estimate.faster import Faster, fewer_answer_tokens
+from mmdeploy_llm.estimate.faster import Faster, _times, fewer_answer_tokens
 from mmdeploy_llm.estimate.result import Estimate, Range
 from mmdeploy_llm.estimate.steps import Machine, StepCosts, Work, share_filled
 from mmdeploy_llm.estimate.words import outliers, sized
@@ -359,6 +359,20 @@ def test_rows_without_files_and_bad_ones(llm):
     assert "failed" in str(found)
     streamed = llm.estimate_batch(iter(rows), num_items=5, sampling_params=PARAMS)
     assert (streamed.total, len(streamed.records)) == (40, 5)
+
+
+def test_images_that_stand_outside_of_prompts_cost_less_with_fewer_tokens():
+    """Pix2Struct's prompts are as long as before."""
+    total = SimpleNamespace(
+        costs=StepCosts(fixed=0.0, token=0.0, prefill=0.0, media=1.0),
+        machine=Machine(max_seqs=8, num_threads=1),
+        work=lambda records: work(num_media=8),
+    )
+    before, after = (
+        record("a", num_image_tokens=num, num_tokens_by_kind={"image": num, "text": 9})
+        for num in (2048, 512)
+    )
+    assert _times([before], [after], [before], total) == pytest.approx(4)
 
 
 @pytest.mark.full

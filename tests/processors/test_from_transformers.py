@@ -21,11 +21,16 @@ from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
 from mmdeploy_llm.media import ImageHeader
 from mmdeploy_llm.media_checks.samples.pictures import pixels
 from mmdeploy_llm.testing import MediaProcessorConformance
-from mmdeploy_llm_processors.from_transformers import TransformersImages, TransformersSounds
+from mmdeploy_llm_processors.from_transformers import (
+    OneSizeImages,
+    TransformersImages,
+    TransformersSounds,
+)
 from mmdeploy_llm_processors.from_transformers.shapes import longest_shape, shapes_told
 
 SIDE = 56
 TILES = {"size": {"height": SIDE, "width": SIDE}, "max_patches": 6, "image_mean": [0.5, 0.4, 0.3]}
+SQUARES = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 SOUNDS = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8}
 
 
@@ -57,6 +62,20 @@ class Grids(TransformersImages):
         return int(made["image_grid_thw"][0].prod()) // 4
 
 
+class Squares(OneSizeImages):
+    """Images of one size, with 4 tokens between marks."""
+
+    token = "<ctx>"
+    markers = ("<ctx>",)
+    source = "CLIPImageProcessor"
+
+    def of_tower(self, config):
+        return (SIDE, SIDE), 4
+
+    def written(self, made):
+        return f"<img>{super().written(made)}</img>"
+
+
 class Sounds(TransformersSounds):
     """A token for each four frames, as in Qwen2-Audio."""
 
@@ -79,6 +98,14 @@ class TestTiles(MediaProcessorConformance):
     checkpoint = staticmethod(checkpoint)
     other_options = MappingProxyType({"max_patches": 2})
     item_options = MappingProxyType({"crop_to_patches": False})
+
+
+class TestSquares(MediaProcessorConformance):
+    spec = MediaProcessorSpec(name="squares", kind="image", factory=f"{__name__}:Squares")
+
+    @staticmethod
+    def checkpoint(folder):
+        return checkpoint(folder, SQUARES)
 
 
 class TestSounds(MediaProcessorConformance):
@@ -111,6 +138,19 @@ def test_images_are_those_of_transformers(tmp_path, size):
     assert made.num_tokens == 4 * len(wanted["pixel_values"])
     assert made.prompt_text == f"<img>{'<ctx>' * made.num_tokens}</img>"
     assert set(made.tensors) == {"pixel_values"}
+
+
+def test_images_of_one_size(tmp_path):
+    """A file that makes another size is refused at once; an image that is not made of the tower's
+    size, since it is not cropped or not resized, fails alone."""
+    with pytest.raises(CheckpointError, match="of 48 x 40 pixels, but the tower reads 56 x 56;"):
+        Squares(checkpoint(tmp_path, SQUARES), {"crop_size": {"height": 40, "width": 48}})
+    for options in ({"do_center_crop": False}, {"do_resize": False, "do_center_crop": False}):
+        processor = Squares(checkpoint(tmp_path, SQUARES), options)
+        made = processor.prepare(Image.new("RGB", (SIDE, SIDE)), {})
+        assert made.text == "<img><ctx><ctx><ctx><ctx></img>" == processor.text((9, 9), {})
+        with pytest.raises(MediaError, match="of 112 x 56 pixels, but the tower reads 56 x 56"):
+            processor.prepare(Image.new("RGB", (2 * SIDE, SIDE)), {})
 
 
 def test_options_of_images(tmp_path):

@@ -118,7 +118,7 @@ def test_a_picture_with_its_caption_reasoning_and_numbers(page, tmp_path):
     shown = Page(html)
     assert shown.texts["caption"] == ["a cat"]
     assert shown.texts["thought"] == ["It has whiskers."]
-    assert "1\u202f600 image + 12 text → 7 tokens" in shown.texts["li"]
+    assert "1\u202f600 image, 1\u202f612 prompt → 7 tokens" in shown.texts["li"]
     assert shown.texts["time"] == ["500 ms"]
     assert shown.texts["name"] == ["a.png"]
     assert [image["loading"] for image in shown.all("img")] == ["lazy"]

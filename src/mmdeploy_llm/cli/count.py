@@ -285,7 +285,7 @@ def show_total(sums: dict[str, int], *, as_json: bool, noun: str) -> None:
     kinds = [(COUNTS[1], "image"), (COUNTS[2], "video"), *other_kinds(sums)]
     *first, last = (f"{sums[name]} {kind}" for name, kind in kinds)
     typer.echo(
-        f"{prompts} prompt tokens, of which {', '.join(first)} and {last} tokens "
+        f"{prompts} prompt tokens; {', '.join(first)} and {last} tokens "
         f"({sums['num_items']} {noun}{plural}{failed})"
     )
 

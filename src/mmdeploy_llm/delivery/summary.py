@@ -72,16 +72,16 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 def num_media_tokens(request: Request) -> dict[str, int]:
     """Returns the media tokens of each kind, for MEDIA_KINDS and the request's other kinds."""
-    kinds = dict.fromkeys((*MEDIA_KINDS, *(span.item.kind for span in request.media)))
-    return {kind: request.num_media_tokens(kind) for kind in kinds}
+    kinds = dict.fromkeys(kind for span in request.media for kind in span.item.counts)
+    return {kind: request.num_media_tokens(kind) for kind in (*MEDIA_KINDS, *kinds)}
 
 
 def media_fields(request: Request) -> dict[str, Any]:
     """Returns what an output says about the media of its request."""
-    tokens: dict[str, Any]
-    tokens = {f"num_input_{kind}_tokens": request.num_media_tokens(kind) for kind in MEDIA_KINDS}
-    by_kind = {span.item.kind: request.num_media_tokens(span.item.kind) for span in request.media}
-    tokens["num_input_tokens_by_kind"] = by_kind
+    counts = num_media_tokens(request)
+    tokens: dict[str, Any] = {f"num_input_{kind}_tokens": counts[kind] for kind in MEDIA_KINDS}
+    found = {kind for span in request.media for kind in span.item.counts}
+    tokens["num_input_tokens_by_kind"] = {k: num for k, num in counts.items() if k in found}
     return {**tokens, **{n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}}
 
 

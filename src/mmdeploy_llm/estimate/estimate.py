@@ -122,7 +122,7 @@ class _Total:
             num_items=self.num_items,
             prompt_tokens=share * sum(computed),
             output_tokens=share * sum(outputs),
-            num_media=share * sum(bool(_media_tokens(record)) for record in records),
+            num_media=share * sum(bool(record.media_tokens) for record in records),
             longest=max(outputs),
             preprocess=share * sum(record.timings.preprocess or 0 for record in records),
         )
@@ -137,10 +137,6 @@ class _Total:
         below = ((middle - low) ** 2 + (middle * model_share) ** 2) ** 0.5
         above = ((high - middle) ** 2 + (middle * model_share) ** 2) ** 0.5
         return Range(low=max(0.0, middle - below), middle=middle, high=middle + above)
-
-
-def _media_tokens(record: Record) -> int:
-    return record.num_media_tokens
 
 
 @contextmanager

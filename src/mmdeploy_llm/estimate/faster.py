@@ -81,8 +81,9 @@ def _with_budget(item: Item, budget: int) -> Item:
 def _times(
     before: Sequence[Record], after: Sequence[Record], records: Sequence[Record], total: Adds
 ) -> float:
-    """Returns how many times as fast all items are, when prompt tokens and seconds of preparation
-    change as those of some items did."""
+    """Returns how many times as fast all items are, when tokens of prompts and media, and seconds
+    of preparation, change as those of some items did."""
+    media = _ratio([r.num_media_tokens for r in after], [r.num_media_tokens for r in before])
     tokens = _ratio([r.num_prompt_tokens for r in after], [r.num_prompt_tokens for r in before])
     seconds = _ratio(
         [r.timings.preprocess or 0 for r in after], [r.timings.preprocess or 0 for r in before]
@@ -91,7 +92,7 @@ def _times(
     less = replace(
         now,
         prompt_tokens=now.prompt_tokens * tokens,
-        num_media=now.num_media * tokens,  # encoding an image goes with its tokens
+        num_media=now.num_media * media,  # encoding an image goes with its tokens
         preprocess=now.preprocess * min(1.0, seconds),
     )
     cost = total.costs.seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,14 +23,34 @@ from .wanted import Wanted
 
 Animated = Literal["image", "video"]
 MAX_NAMED = 3  # of the inputs that have nothing, in a message
+LEFT_OUT = {  # what a file has several of -> nouns with verbs, and what is used
+    "frames": (
+        "image has",
+        "images have",
+        "of which the first is used; --animated video takes them as videos",
+    ),
+    "pages": (
+        "image has",
+        "images have",
+        "of which the first is used; `mmdeploy-llm read` reads all, --by-page asks about each, "
+        f"--kinds image,{PAGED} about all at once",
+    ),
+    "pictures": (
+        "HEIF or AVIF file has",
+        "HEIF or AVIF files have",
+        "of which the main one is used; save the others as files of their own to have them read",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """A file of media. kind: what its bytes are."""
+    """A file of media. kind: what its bytes are. left_out: what it has beyond the picture that is
+    used, keys of LEFT_OUT."""
 
     place: Place
     kind: str
+    left_out: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -89,6 +110,7 @@ def find_media(
     kept = gone if not is_single else places
     files = list(_judged([*places.values()], animated, skipped, kept, wanted))
     files = list(_taken(files, skipped, kept, wanted))
+    _note_left_out(files, skipped)
     if not files:
         raise ConfigError(_nothing(given, is_recursive, skipped, wanted))
     skipped.forget(file.place.real_path for file in files)
@@ -123,38 +145,36 @@ def _judged(
 ) -> Iterator[FoundFile]:
     """Yields the media among the files. kept: real paths of those that are taken whatever they
     are."""
-    num_animated = num_paged = num_collections = 0
     kinds = read_kinds([place.path for place in places], kinds=wanted.table)
     for place, found in zip(places, kinds, strict=True):
         if isinstance(found, Media):
-            num_animated += found.is_animated
             kind = animated if found.is_animated else found.kind
             if found.is_paged and wanted.takes_pages:
                 kind = PAGED
-            num_paged += found.is_paged and kind != PAGED and kind in (wanted.chosen or (kind,))
-            num_collections += found.is_collection and kind in (wanted.chosen or (kind,))
-            yield FoundFile(place=place, kind=kind)
+            yield FoundFile(place=place, kind=kind, left_out=tuple(_left_out(found, kind)))
         elif place.real_path in kept:
             yield FoundFile(place=place, kind=wanted.table.of_name(place.path) or "image")
         else:
             skipped.add(_skip(place.path, found))
-    if num_animated and animated == "image":
-        skipped.notes.append(
-            f"{num_animated} images have several frames, of which the first is used; "
-            "--animated video takes them as videos"
-        )
-    if num_paged:
-        words = "image has" if num_paged == 1 else "images have"
-        skipped.notes.append(
-            f"{num_paged} {words} several pages, of which the first is used; `mmdeploy-llm read` "
-            f"reads all, --by-page asks about each, --kinds image,{PAGED} about all at once"
-        )
-    if num_collections:
-        words = "file has" if num_collections == 1 else "files have"
-        skipped.notes.append(
-            f"{num_collections} HEIF or AVIF {words} several pictures, of which the main one is "
-            "used; save the others as files of their own to have them read"
-        )
+
+
+def _left_out(found: Media, kind: str) -> Iterator[str]:
+    """Yields what is not used of a file that is taken as this kind."""
+    if found.is_animated and kind == "image":
+        yield "frames"
+    if found.is_paged and kind != PAGED:
+        yield "pages"
+    if found.is_collection:
+        yield "pictures"
+
+
+def _note_left_out(files: Sequence[FoundFile], skipped: Skipped) -> None:
+    """Notes how many of the files that are taken are not used whole."""
+    counts = Counter(name for file in files for name in file.left_out)
+    for name, (one, many, words) in LEFT_OUT.items():
+        if counts[name]:
+            noun = one if counts[name] == 1 else many
+            skipped.notes.append(f"{counts[name]} {noun} several {name}, {words}")
 
 
 def _taken(

@@ -196,7 +196,7 @@ class Intake:
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
         for span in expanded.spans:
-            sums[span.item.kind] += span.item.num_tokens
+            sums.update(span.item.counts)
         return TokenCount(
             num_prompt_tokens=len(expanded.ids),
             num_input_image_tokens=sums["image"],

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, ModelError, WorkerDiedError
 from mmdeploy_llm.portable import children, signals
 
 from .forks import finalize_here
@@ -253,7 +253,8 @@ def main() -> None:
         with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
             channel.receive()(channel)
     except BaseException as error:
-        logging.getLogger(__name__).exception("%s failed", name)
+        if not isinstance(error, (ConfigError, ModelError)):  # wrong options: the parent tells them
+            logging.getLogger(__name__).exception("%s failed", name)
         with contextlib.suppress(OSError):
             channel.send(_Failure(error))
         sys.stderr.flush()

@@ -138,9 +138,8 @@ class Record:
 
     @property
     def num_media_tokens(self) -> int:
-        """Tokens of the item's media of all kinds."""
-        own = self.num_image_tokens + self.num_video_tokens
-        return sum(self.num_tokens_by_kind.values()) if self.num_tokens_by_kind else own
+        """Tokens of the item's media of all kinds, without text that an encoder reads with them."""
+        return sum(num for kind, num in self.media_tokens.items() if kind != "text")
 
     @property
     def media_tokens(self) -> dict[str, int]:

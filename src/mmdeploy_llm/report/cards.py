@@ -70,15 +70,10 @@ class Card:
         return f"{others}: no preview" if others else "no preview" if kinds else ""
 
     @property
-    def num_text_tokens(self) -> int:
-        """Prompt tokens that are not media tokens."""
-        return self.record.num_prompt_tokens - self.record.num_media_tokens
-
-    @property
     def media_tokens(self) -> str:
-        """Token counts by media kind, each followed by a plus: "64 image + "."""
+        """Token counts by media kind, each followed by a comma: "64 image, "."""
         counts = self.record.media_tokens
-        return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items())
+        return "".join(f"{thousands(num)} {kind}, " for kind, num in counts.items())
 
     @property
     def overlay(self) -> Markup:

@@ -9,48 +9,41 @@ import torch
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_processors.from_transformers import TransformersImages
+from mmdeploy_llm_processors.from_transformers import OneSizeImages, TransformersImages
 
 
-class TowerImages(TransformersImages):
-    """Images of one size. Raises CheckpointError where the processor's is not the tower's."""
+class TowerImages(OneSizeImages):
+    """Images of one size."""
 
     token = "<image>"
     markers = ("<image>",)
+    is_whole_prompt = True
+
+    def of_tower(self, config: Any) -> tuple[tuple[int, int], int]:
+        """Returns the tower's square, and 1."""
+        side = config.vision_config.image_size
+        return (side, side), 1
+
+
+class FlexibleImages(TransformersImages):
+    """Images whose shape is kept, as rows of patches. Raises CheckpointError for patches of another
+    size than the tower's."""
+
+    token = "<image>"
+    markers = ("<image>",)
+    tensors = ("pixel_values", "spatial_shapes")
     is_whole_prompt = True
     auto_tokens = None  # an image has one token, whatever its size
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         super().__init__(checkpoint, options)
-        self.check(checkpoint)
+        found, side = self._fields["patch_size"], checkpoint.config.vision_config.patch_size
+        if found != side:
+            raise CheckpointError(
+                f"the image processor makes patches of {found} pixels, the vision tower takes "
+                f"{side}"
+            )
 
     def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
         """Returns 1."""
         return 1
-
-    def check(self, checkpoint: Checkpoint) -> None:
-        """Raises CheckpointError for images of another size than the tower's."""
-        side = checkpoint.config.vision_config.image_size
-        made = self.prepare(self.blank((8, 8)), self.settings)
-        found = tuple(made.tensors["pixel_values"].shape[-2:])
-        if found != (side, side):
-            raise CheckpointError(
-                f"the image processor makes images of {found[1]} x {found[0]} pixels, the vision "
-                f"tower takes {side} x {side}; check preprocessor_config.json and "
-                "mm_processor_kwargs"
-            )
-
-
-class FlexibleImages(TowerImages):
-    """Images whose shape is kept, as rows of patches."""
-
-    tensors = ("pixel_values", "spatial_shapes")
-
-    def check(self, checkpoint: Checkpoint) -> None:
-        """Raises CheckpointError for patches of another size than the tower's."""
-        side = checkpoint.config.vision_config.patch_size
-        if self._fields["patch_size"] != side:
-            raise CheckpointError(
-                f"the image processor makes patches of {self._fields['patch_size']} pixels, the "
-                f"vision tower takes {side}"
-            )

@@ -13,7 +13,7 @@ from PIL import Image
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
 from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
-from mmdeploy_llm_processors.from_transformers import TransformersImages
+from mmdeploy_llm_processors.from_transformers import OneSizeImages, TransformersImages
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.sized import Prepared
 
@@ -40,28 +40,18 @@ def words(checkpoint: Checkpoint, default: str, token: str) -> str:
     return found
 
 
-class PaliImages(TransformersImages):
+class PaliImages(OneSizeImages):
     """ColPali's images of one size, whose patches are a token each."""
 
     token = IMAGE
     markers = (IMAGE,)
     is_whole_prompt = True
-    auto_tokens = None  # every image has as many
 
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        super().__init__(checkpoint, options)
-        vision = checkpoint.config.vlm_config.vision_config
-        self.side, self.patch = vision.image_size, vision.patch_size
-        found = self.prepare(self.blank((8, 8)), self.settings).tensors["pixel_values"].shape[-2:]
-        if tuple(found) != (self.side, self.side):
-            raise CheckpointError(
-                f"the image processor makes images of {found[1]} x {found[0]} pixels, the vision "
-                f"tower takes {self.side} x {self.side}"
-            )
-
-    def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
-        """Returns the number of patches."""
-        return int(self.side // self.patch) ** 2
+    def of_tower(self, config: Any) -> tuple[tuple[int, int], int]:
+        """Returns the tower's square, and its patches."""
+        vision = config.vlm_config.vision_config
+        side: int = vision.image_size
+        return (side, side), (side // vision.patch_size) ** 2
 
     def written(self, made: Mapping[str, torch.Tensor]) -> str:
         """Returns the tokens and the words after them."""

@@ -78,6 +78,7 @@ class FlorencePrompts:
             item,
             tensors={**item.tensors, "input_ids": own},
             num_tokens=item.num_tokens + len(own),
+            num_text_tokens=len(own),
             key=key if item.key else "",
             prompt_text=None,
         )

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_processors.from_transformers import TransformersImages
+from mmdeploy_llm_processors.from_transformers import OneSizeImages
 
 
 def num_cells(vision: Any) -> int:
@@ -18,25 +13,14 @@ def num_cells(vision: Any) -> int:
     return count
 
 
-class GitImages(TransformersImages):
-    """Raises, of each image, CheckpointError where the processor makes another size than the tower
-    has positions for."""
+class GitImages(OneSizeImages):
+    """transformers' processor, with the size that the tower has positions for."""
 
     source = "CLIPImageProcessor"
     token = "<image>"
     markers = ("<image>",)
-    auto_tokens = None  # every image has the same number
 
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        self._vision = checkpoint.config.vision_config
-        super().__init__(checkpoint, options)
-
-    def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
-        """Returns the tokens of every picture."""
-        found, side = tuple(made["pixel_values"].shape[-2:]), self._vision.image_size
-        if found != (side, side):
-            raise CheckpointError(
-                f"the image processor makes pictures of {found[0]} x {found[1]} pixels, but the "
-                f"tower reads {side} x {side} (image_size)"
-            )
-        return num_cells(self._vision)
+    def of_tower(self, config: Any) -> tuple[tuple[int, int], int]:
+        """Returns the tower's square, and the tokens of a picture."""
+        vision = config.vision_config
+        return (vision.image_size, vision.image_size), num_cells(vision)

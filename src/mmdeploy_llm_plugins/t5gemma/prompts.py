@@ -59,6 +59,7 @@ class T5GemmaPrompts:
             kind=media[0].kind if media else KIND,
             tensors=tensors,
             num_tokens=len(ids),
+            num_text_tokens=len(ids) - needed if media else 0,
             key=key if all(item.key for item in media) else "",
         )
         return EncoderPrompt(ids=(self._start,), items=(joined,))

@@ -29,7 +29,7 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
         MediaProcessorSpec(
             name="vision_encoder_decoder-image",
             kind="image",
-            factory="mmdeploy_llm_plugins.vision_encoder_decoder.image:PictureProcessor",
+            factory="mmdeploy_llm_plugins.vision_encoder_decoder.image:EncoderImages",
             models=("vision_encoder_decoder",),
         ),
     )

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_processors.from_transformers import TransformersImages
+from mmdeploy_llm_processors.from_transformers import OneSizeImages
 
 from .cells import num_cells, sides
 
 
-class PictureProcessor(TransformersImages):
-    """Raises, of each image, CheckpointError where the processor makes another size than the tower
-    has positions for."""
+class EncoderImages(OneSizeImages):
+    """transformers' processor, with the size that the tower has positions for."""
 
     token = "<image>"
     markers = ("<image>",)
-    auto_tokens = None  # every image has the same number
 
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        self._tower = checkpoint.config.encoder
-        super().__init__(checkpoint, options)
-
-    def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
-        """Returns the length of the tower's output."""
-        found, needed = tuple(made["pixel_values"].shape[-2:]), sides(self._tower.image_size)
-        if found != needed:
-            raise CheckpointError(
-                f"the image processor makes pictures of {found[0]} x {found[1]} pixels, but the "
-                f"tower reads {needed[0]} x {needed[1]} (image_size)"
-            )
-        return num_cells(self._tower)
+    def of_tower(self, config: Any) -> tuple[tuple[int, int], int]:
+        """Returns the tower's size, and the length of its output."""
+        return sides(config.encoder.image_size), num_cells(config.encoder)

@@ -2,6 +2,7 @@
 tensors its encoder reads and what text an item has. torchvision is not needed."""
 
 from .images import TransformersImages
+from .one_size import OneSizeImages
 from .sounds import TransformersSounds
 
-__all__ = ["TransformersImages", "TransformersSounds"]
+__all__ = ["OneSizeImages", "TransformersImages", "TransformersSounds"]

@@ -96,8 +96,8 @@ def test_each_model_has_a_processor():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("clip", {"crop_size": {"height": 24, "width": 24}}, "24 x 24 pixels, .* takes 32 x 32"),
-        ("siglip", {"size": {"height": 32, "width": 48}}, "48 x 32 pixels, .* takes 32 x 32"),
+        ("clip", {"crop_size": {"height": 24, "width": 24}}, "24 x 24 pixels, .* reads 32 x 32"),
+        ("siglip", {"size": {"height": 32, "width": 48}}, "48 x 32 pixels, .* reads 32 x 32"),
         ("siglip2", {"patch_size": 4}, "patches of 4 pixels, .* takes 16"),
     ],
 )

@@ -180,5 +180,5 @@ def test_words_around_an_image_must_have_it_once(tiny_copy, tmp_path):
 def test_images_of_another_size_are_refused(tiny_folder):
     spec = next(spec for spec in provide_media_processors() if "colpali" in spec.models)
     new, checkpoint = imported(spec.factory), read_checkpoint(tiny_folder("colpali"))
-    with pytest.raises(CheckpointError, match=r"28 x 28 pixels, .* takes 56 x 56"):
+    with pytest.raises(CheckpointError, match=r"28 x 28 pixels, .* reads 56 x 56"):
         new(checkpoint, {"size": {"height": 28, "width": 28}})

@@ -244,10 +244,13 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
     with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
         assert [out.outputs.token_ids for out in llm.generate(prompts, SAMPLING)] == expected
         count = llm.count_tokens(prompts[0])
-        assert (count.num_prompt_tokens, count.num_input_image_tokens) == (1, 17 + 21)
+        assert (count.num_prompt_tokens, count.num_input_image_tokens) == (1, 17)
+        assert count.num_input_tokens_by_kind == {"image": 17, "text": 21}  # the encoder's question
         parts = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "<OD>"}]
         (told,) = llm.chat([{"role": "user", "content": parts}], SAMPLING, chat_template=TEXTS)
         assert told.outputs.token_ids == expected[1]
+        asked = llm.count_tokens({**prompts[0], "prompt": "<OD>"}).num_input_tokens_by_kind
+        assert told.num_input_tokens_by_kind == asked
         wrong = llm.generate({"prompt": "<OD>"}, SAMPLING)[0]
         assert (wrong.error_code, "one image" in wrong.error_msg) == (400, True)
 

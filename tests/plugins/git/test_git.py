@@ -45,7 +45,7 @@ def test_pictures_and_their_length(folder):
     assert made.text == processor.token * num_cells(checkpoint.config.vision_config)
     checkpoint.config.vision_config.image_size = 64
     with pytest.raises(CheckpointError, match="32 x 32 pixels, but the tower reads 64 x 64"):
-        GitImages(checkpoint, {}).prepare(picture(1), {})
+        GitImages(checkpoint, {})
 
 
 PROMPTS = [(" ", 0), (" ", 1), ("The quick", 2), ("The quick brown", None), (" ", 0)]

@@ -99,4 +99,10 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
         outputs = llm.generate(prompts, SAMPLING)
         found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
         assert found == expected, [out.error_msg for out in outputs]
+        for prompt, out in zip(prompts, outputs, strict=True):
+            counts = out.num_input_tokens_by_kind
+            assert counts == llm.count_tokens(prompt).num_input_tokens_by_kind
+            images = [] if isinstance(prompt, str) else prompt["multimodal_data"]["image"]
+            assert out.num_input_image_tokens == 4 * len(images), "words of the prompt are none"
+            assert counts["text"] > 0
     assert len({tuple(ids) for ids in expected}) == 5, "texts and pictures are read"

@@ -20,7 +20,7 @@ from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.tiny import write_family
 from mmdeploy_llm_plugins import vision_encoder_decoder
 from mmdeploy_llm_plugins.vision_encoder_decoder.cells import num_cells
-from mmdeploy_llm_plugins.vision_encoder_decoder.image import PictureProcessor
+from mmdeploy_llm_plugins.vision_encoder_decoder.image import EncoderImages
 from mmdeploy_llm_plugins.vision_encoder_decoder.model import decoder_config
 from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
 from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR
@@ -88,7 +88,7 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
 
 def test_pictures_and_their_length(folder):
     checkpoint = read_checkpoint(folder)
-    processor = PictureProcessor(checkpoint, {})
+    processor = EncoderImages(checkpoint, {})
     made = processor.prepare(picture(1), {})
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
     assert (
@@ -97,7 +97,7 @@ def test_pictures_and_their_length(folder):
     assert made.text == processor.token * num_cells(checkpoint.config.encoder)
     checkpoint.config.encoder.image_size = 48
     with pytest.raises(CheckpointError, match="the tower reads 48 x 48"):
-        processor.prepare(picture(1), {})
+        EncoderImages(checkpoint, {})
 
 
 def test_a_prompt_without_a_picture(folder):
