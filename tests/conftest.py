@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,14 +33,29 @@ KNOWN_SKIPS = re.compile(
 )
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Makes runs alike: a busy machine may take long over an example of hypothesis, and a shell
     that starts the tests in the background has them ignore Ctrl-C, which some of them send."""
     from hypothesis import settings
 
+    if not _holds_kernels(Path.home()):
+        os.environ["HOME"] = str(config.cache.mkdir("home"))
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("any machine", deadline=None)
     settings.load_profile("any machine")
+
+
+def _holds_kernels(home):
+    """Whether kernels can be kept in a home: an account may have none, or one that is full."""
+    try:
+        folder = home / ".cache" / "mmdeploy_llm" / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**24))
+    except OSError:
+        return False
+    return True
 
 
 def pytest_addoption(parser):

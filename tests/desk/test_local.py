@@ -38,6 +38,19 @@ def test_a_prompt_that_nobody_reads_is_computed(desk, engine, ask):
     assert ticket.status == "finished"
 
 
+def test_a_prompt_is_forgotten_before_its_reader_knows_of_its_end(desk, ask):
+    """The reader may unload its adapter at once, which no prompt that is here may use."""
+    seen = []
+
+    def note(ticket):
+        seen.append((ticket.is_done, len(desk._held)))
+
+    ticket = desk.submit(ask("a"), note)
+    assert ticket.get(10).is_ok
+    until(lambda: seen)
+    assert seen == [(True, 0)]
+
+
 def test_a_refused_prompt_has_error_outputs_for_each_sample(desk, ask):
     def refuse():
         raise MediaError("bad picture")

@@ -373,7 +373,8 @@ class TestQueue:
         assert [tokens(handle.result(timeout=60)) for handle in handles] == expected * 4
 
     def test_smaller_priorities_come_first(self, tiny_folder):
-        with AsyncLLM(str(tiny_folder("mistral")), **{**OPTIONS, "max_num_seqs": 1}) as llm:
+        options = {**OPTIONS, "max_num_seqs": 1, "num_intake_threads": 2}  # as many as are begun
+        with AsyncLLM(str(tiny_folder("mistral")), **options) as llm:
             with paused(llm):
                 priorities = [5, 0, 5, -1]
                 handles = [llm.submit(TEXTS[0], GREEDY, priority=number) for number in priorities]

@@ -241,13 +241,13 @@ class LocalDesk(LocalAdapters):
         for output in outputs:
             held = self._requests[output.request_id]
             ticket = held.ticket()
-            if ticket is not None:
-                is_awaited |= ticket.put(output)
             if output.finished:
                 del self._requests[output.request_id]
                 held.request_ids.remove(output.request_id)
-                if not held.request_ids:
+                if not held.request_ids:  # before its reader knows, who may unload its adapter
                     self._finish(held.number)
+            if ticket is not None:
+                is_awaited |= ticket.put(output)
         if is_awaited:  # its reader runs now, and not in the way of the next step's threads
             time.sleep(GIVE_WAY_SECONDS)
         if self.death is not None:

@@ -249,6 +249,8 @@ class ManyDesks(Desk):
                 self._begin(held)
                 return
             held.has_output = True
+            if inner.is_over:  # before its reader knows, as in LocalDesk
+                self._finish(held.number)
             if ticket is not None:
                 ticket.error = inner.error
                 ticket.put(output)

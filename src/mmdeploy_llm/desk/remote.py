@@ -252,12 +252,12 @@ class RemoteDesk(Desk):
             return
         held = self._held.get(message.number)
         ticket = None if held is None else held.ticket()
+        if message.is_last:  # before its reader knows, as in LocalDesk
+            self._finish(message.number)
         if ticket is not None:
             prompt = message.output.prompt or text_of(ticket.ask.shown)
             ticket.error = message.error
             ticket.put(replace(message.output, prompt=prompt, item=ticket.item))
-        if message.is_last:
-            self._finish(message.number)
 
     def _lose(self, error: Exception) -> None:
         """Ends all tickets and calls, once the process has ended."""
