@@ -189,7 +189,11 @@ class StateContext(Protocol):
     rows `write`. A sequence's two rows differ, so that a step that failed can be computed again;
     rows of different sequences differ, but several sequences may read one row.
 
-    read, write: [B] int64 on the device.
+    A tensor that a layer may change in place, if it can tell a step that is computed again, has the
+    rows `source` and `target` instead, which see state_layers.places. A layer uses either these or
+    `read` and `write` for a tensor, always.
+
+    read, write, source, target: [B] int64 on the device.
     query_lens: tokens of each sequence in this step, on the host; their rows follow one another.
     starts: [B + 1] int64 on the host, the first row of each sequence, followed by T.
     num_decode: how many sequences, the first ones, have exactly one token.
@@ -197,6 +201,8 @@ class StateContext(Protocol):
 
     read: Tensor
     write: Tensor
+    source: Tensor
+    target: Tensor
     starts: Tensor
     query_lens: tuple[int, ...]
     num_decode: int

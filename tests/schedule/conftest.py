@@ -26,6 +26,7 @@ from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import MediaInput, MediaSpan, Request
 from mmdeploy_llm.schedule.prefix import PrefixKeys
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+from mmdeploy_llm.state_layers.places import Places
 
 IMAGE_TOKEN = 999
 NUM_TOKENS = 60  # the fake model's vocabulary
@@ -170,6 +171,8 @@ class CheckingExecutor:
         self.num_encodes = Counter()
         self.adapters = {}  # key -> ref, of those in memory
         self.states = {0: 0}  # row -> the cell after which its state is; 0: before the first
+        self.places = Places(config.num_state_rows) if config.num_state_rows else None
+        self.matrices = {0: 0}  # place -> the cell after which its matrix is
         self.num_computed_tokens = self.num_drafts = self.num_accepted = 0
         self.may_miss = False  # after a step that raised, drop and forget may name unknown ids
 
@@ -349,6 +352,10 @@ class CheckingExecutor:
             before = self._cell(slot, item.start - 1) if item.start else 0
             assert self.states[read] == before, "the state of other tokens"
             self.states[write] = self._cell(slot, end - 1)
+            earlier = self._cell(slot, item.start - 2) if item.start > 1 else 0
+            source, target = self.places.move(read, write, item.num_tokens)
+            assert self.matrices[source] in (before, earlier), "the matrix of other tokens"
+            self.matrices[target] = before if source == target else self._cell(slot, end - 1)
         self.num_computed_tokens += item.num_tokens
         slot.num_computed = end - len(item.drafts)
         if slot.params.prompt_logprobs is not None and item.start < slot.prompt_len:

@@ -1,11 +1,17 @@
 """A model with states through LLM: what its prefix cache reuses, what it records, and what it
 refuses."""
 
+from itertools import count
+
 import pytest
+import torch
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.basic_layers import recordings
+from mmdeploy_llm.layers import GatedDeltaNet
 from mmdeploy_llm.native import CpuKernels
+from mmdeploy_llm.schedule.lifecycle import Lifecycle
+from mmdeploy_llm.state_layers.places import Places
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -77,3 +83,62 @@ def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kerne
     expected, recorded = run()
     assert not recorded
     assert found == expected
+
+
+WAYS = {
+    "drafts": {"speculative": "ngram"},
+    "preemptions and prefixes": {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 24},
+    "a step that fails": {},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way):
+    """Every token and logprob is that of matrices that each step writes anew, also after steps that
+    failed when some layers had changed theirs."""
+    assert isinstance(kernels, CpuKernels)
+    if not kernels.has_wide_registers:
+        return  # products of torch, with bits that depend on the number of rows
+    folder = str(tiny_folder("qwen3_5_text", linear_value_head_dim=16))
+    shared = [30 + i % 11 for i in range(21)]
+    prompts = [[*shared, *[40 + i] * i] for i in range(6)] * 2
+    params = [
+        SamplingParams(temperature=0, max_tokens=9 + 3 * i, ignore_eos=True, logprobs=1)
+        for i in range(len(prompts))
+    ]
+    options = {"dtype": "bfloat16", "enable_logprob": True, "max_num_seqs": 4, "block_size": 4}
+    real, failing, in_place, preempted = GatedDeltaNet.forward, count(), [], []
+    real_preempt = Lifecycle.preempt
+
+    def preempt(self, state):
+        preempted.append(state)
+        real_preempt(self, state)
+
+    def forward(self, x, states):
+        out = real(self, x, states)
+        in_place.append(torch.equal(states.source, states.target))
+        if way == "a step that fails" and next(failing) % 37 == 36:
+            raise RuntimeError("in the middle of a step")
+        return out
+
+    def run():
+        with LLM(folder, **options, **WAYS[way]) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], llm.stats()
+
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(GatedDeltaNet, "forward", forward)
+    monkeypatch.setattr(Lifecycle, "preempt", preempt)
+    found, stats = run()
+    assert any(in_place)
+    in_place.clear()
+    monkeypatch.setattr(Places, "move", lambda self, read, write, num_tokens: (read, write))
+    assert run()[0] == found
+    assert not any(in_place)
+    if way == "drafts":
+        assert stats.num_drafts > 0
+    elif way == "a step that fails":
+        assert next(failing) > 100
+    else:
+        assert preempted
+        assert stats.num_cached_tokens > 0

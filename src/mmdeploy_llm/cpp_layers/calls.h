@@ -327,10 +327,13 @@ struct DeltaRule {
     const float* dt_bias;     // [value_heads]
     const void* norm_weight;  // [value_dim]
     float* matrices;          // [rows][value_heads][key_dim][value_dim]
+    float* last;              // [rows][value_heads][key_dim + value_dim + 3], see LastToken
     void* out;                // [tokens][value_heads][value_dim]
     const int64_t* starts;    // [sequences + 1], as ShortConv has them
     const int64_t* read;      // [sequences]
     const int64_t* write;     // [sequences]
+    const int64_t* source;    // [sequences], the rows of the matrices before the step
+    const int64_t* target;    // [sequences], those after it; the same where they change in place
     int64_t num_sequences;
     int64_t key_heads;
     int64_t value_heads;

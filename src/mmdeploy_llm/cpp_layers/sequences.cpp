@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../cpp_states/delta_rule.h"
 #include "../cpp_states/state_space.h"
 #include "../cpp_states/states.h"
 #include "attention.h"

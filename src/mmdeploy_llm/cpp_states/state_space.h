@@ -12,7 +12,7 @@
 #include "../cpp_products/lanes.h"
 #include "../cpp_products/numbers.h"
 #include "../cpp_products/parallel.h"
-#include "states.h"
+#include "delta_rule.h"
 
 namespace mm {
 

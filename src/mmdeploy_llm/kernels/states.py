@@ -128,9 +128,12 @@ class StateKernels(Protocol):
     def can_delta(self, inputs: DeltaInputs, matrices: Tensor) -> bool:
         """Whether `gated_delta` takes tensors like these."""
 
-    def gated_delta(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
+    def gated_delta(
+        self, inputs: DeltaInputs, matrices: Tensor, last: Tensor, states: StateContext
+    ) -> Tensor:
         """Runs the gated delta rule and its gated norm, [T, H V]. matrices: [rows, H, D, V]
-        float32."""
+        float32, the rows `source` and `target` of the states. last: [rows, H, D + V + 3] float32,
+        zero at first: the last token of each row where its matrix is that before the token."""
 
     def can_mamba2(self, inputs: Mamba2Inputs, matrices: Tensor) -> bool:
         """Whether `mamba2` takes tensors like these."""

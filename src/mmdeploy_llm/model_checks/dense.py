@@ -204,6 +204,7 @@ class DenseStates:
         num_rows = len(pieces)
         self.read = torch.arange(1, num_rows + 1)
         self.write = self.read + num_rows
+        self.source, self.target = self.read, self.write
         self._by_layer = {}
         for layer, state in layers.items():
             columns = []

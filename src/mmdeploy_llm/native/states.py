@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,13 @@ MAX_TAPS = 8  # as in states.h
 MAX_KEYS = 256  # likewise
 MAX_STATE = MAX_HEAD = 256  # as in state_space.h
 LANES = 16  # values in the widest registers: columns of a matrix are multiples of it
+
+
+ROWS = ("starts", "read", "write")
+
+
+def _of(values: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in names}
 
 
 class StateProducts(Library):
@@ -42,9 +51,7 @@ class StateProducts(Library):
             bias=bias,
             states=state,
             out=out,
-            starts=states.starts,
-            read=states.read,
-            write=states.write,
+            **_of(states, *ROWS),
             num_sequences=len(states.query_lens),
             channels=x.shape[1],
             taps=weight.shape[-1],
@@ -59,32 +66,26 @@ class StateProducts(Library):
         fits = key_dim <= MAX_KEYS and value_dim % LANES == 0
         return self.takes(*own) and is_plain and fits
 
-    def gated_delta(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
+    def gated_delta(
+        self, inputs: DeltaInputs, matrices: Tensor, last: Tensor, states: StateContext
+    ) -> Tensor:
         _, value_heads, key_dim, value_dim = matrices.shape
         out = self._empty(inputs.z.shape, dtype=inputs.z.dtype)
         self._library.delta_rule(
             dtype=out.dtype,
-            qkv=inputs.qkv,
+            **_of(inputs, "qkv", "z", "a", "b", "a_log", "dt_bias", "norm_weight", "eps"),
             qkv_stride=inputs.qkv.stride(0),
-            z=inputs.z,
             z_stride=inputs.z.stride(0),
-            a=inputs.a,
-            b=inputs.b,
             ab_stride=inputs.a.stride(0),
-            a_log=inputs.a_log,
-            dt_bias=inputs.dt_bias,
-            norm_weight=inputs.norm_weight,
             matrices=matrices,
+            last=last,
             out=out,
-            starts=states.starts,
-            read=states.read,
-            write=states.write,
+            **_of(states, *ROWS, "source", "target"),
             num_sequences=len(states.query_lens),
             key_heads=(inputs.qkv.shape[1] - value_heads * value_dim) // (2 * key_dim),
             value_heads=value_heads,
             key_dim=key_dim,
             value_dim=value_dim,
-            eps=inputs.eps,
         )
         return out
 
@@ -101,21 +102,13 @@ class StateProducts(Library):
         out = self._empty(inputs.z.shape, dtype=inputs.z.dtype)
         self._library.mamba2(
             dtype=out.dtype,
-            rows=inputs.rows,
+            **_of(inputs, "rows", "z", "dt", "a_log", "dt_bias", "skip", "norm_weight", "eps"),
             row_stride=inputs.rows.stride(0),
-            z=inputs.z,
             z_stride=inputs.z.stride(0),
-            dt=inputs.dt,
             dt_stride=inputs.dt.stride(0),
-            a_log=inputs.a_log,
-            dt_bias=inputs.dt_bias,
-            skip=inputs.skip,
-            norm_weight=inputs.norm_weight,
             matrices=matrices,
             out=out,
-            starts=states.starts,
-            read=states.read,
-            write=states.write,
+            **_of(states, *ROWS),
             num_sequences=len(states.query_lens),
             heads=heads,
             head_dim=head_dim,
@@ -123,6 +116,5 @@ class StateProducts(Library):
             groups=inputs.num_groups,
             dt_min=inputs.limits[0],
             dt_max=inputs.limits[1],
-            eps=inputs.eps,
         )
         return out

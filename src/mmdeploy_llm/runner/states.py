@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate_states
 from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.state_layers.places import Places
 from mmdeploy_llm.transfer import to_device_together
 
 PADDING = (0, 1)  # a row of padding reads the zeros and writes a row that nobody reads
@@ -22,12 +23,12 @@ class StepStates:
 
     def __init__(
         self,
-        read: Tensor,
-        write: Tensor,
+        rows: Sequence[Tensor],
         query_lens: tuple[int, ...],
         by_layer: Mapping[int, tuple[Tensor, ...]],
     ) -> None:
-        self.read, self.write, self.query_lens = read, write, query_lens
+        self.read, self.write, self.source, self.target = rows
+        self.rows, self.query_lens = rows, query_lens
         self.starts = torch.tensor((0, *accumulate(query_lens)))
         is_long = [count > 1 for count in query_lens]
         self.num_decode = is_long.index(True) if any(is_long) else len(query_lens)
@@ -45,6 +46,7 @@ class StateTable:
     def __init__(self, shape: KVCacheShape, num_rows: int, device: torch.device) -> None:
         self._by_layer = allocate_states(shape, num_rows, device)
         self._device = device
+        self._places = Places(num_rows) if device.type == "cpu" else None
         self._decodes: dict[int, StepStates] = {}  # by number of sequences
 
     def step(self, scheduled: Sequence[ScheduledTokens]) -> StepStates:
@@ -53,28 +55,28 @@ class StateTable:
         counts = tuple(item.num_tokens for item in scheduled)
         if max(counts) == 1:
             return self.decode(len(scheduled), scheduled)
-        read, write = self._rows(scheduled, 0)
-        return StepStates(read, write, counts, self._by_layer)
+        return StepStates(self._rows(scheduled, 0), counts, self._by_layer)
 
     def decode(self, num_rows: int, scheduled: Sequence[ScheduledTokens]) -> StepStates:
         """Returns the states of a decode step of num_rows sequences, those after the scheduled ones
         being padding. Tensors keep their addresses."""
-        read, write = self._rows(scheduled, num_rows - len(scheduled))
+        rows = self._rows(scheduled, num_rows - len(scheduled))
         states = self._decodes.get(num_rows)
         if states is None:
-            states = StepStates(read.clone(), write.clone(), (1,) * num_rows, self._by_layer)
-            self._decodes[num_rows] = states
-        states.read.copy_(read)
-        states.write.copy_(write)
+            own = [x.clone() for x in rows]
+            states = self._decodes[num_rows] = StepStates(own, (1,) * num_rows, self._by_layer)
+        for own_rows, given in zip(states.rows, rows, strict=True):
+            own_rows.copy_(given)
         return states
 
-    def _rows(
-        self, scheduled: Sequence[ScheduledTokens], num_padding: int
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the rows that the items read, and those that they write. Items of a warm-up have
-        no rows of their own."""
+    def _rows(self, scheduled: Sequence[ScheduledTokens], num_padding: int) -> tuple[Tensor, ...]:
+        """Returns the rows that the items read, and those that they write, and their places. Items
+        of a warm-up have no rows of their own."""
         rows = [PADDING if item.state_rows is None else item.state_rows for item in scheduled]
-        both = np.array(rows + [PADDING] * num_padding, dtype=np.int64)
-        columns = np.ascontiguousarray(both.T)
-        read, write = to_device_together((columns[0], columns[1]), self._device)
-        return read, write
+        rows += [PADDING] * num_padding
+        places = rows  # kernels of other devices change nothing in place
+        if self._places is not None:
+            counts = [item.num_tokens for item in scheduled] + [1] * num_padding
+            places = [self._places.move(*own, n) for own, n in zip(rows, counts, strict=True)]
+        columns = np.ascontiguousarray(np.hstack([rows, places]).T, dtype=np.int64)
+        return tuple(to_device_together(tuple(columns), self._device))

@@ -155,7 +155,7 @@ class Lifecycle:
         if self.windows is not None:
             self.windows.advance(state, num_registered, num_full)
         if self.rows is not None:
-            self.rows.commit(state)
+            self.rows.commit(state, item.num_tokens)
         if request.media and item.start < request.media[-1].end:
             split = [span.item.key for span in split_spans(request)]
             self.encoder.keep_only(request.request_id, split)

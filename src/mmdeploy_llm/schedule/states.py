@@ -25,7 +25,8 @@ class StateRows:
      +------------------- evicted, least recently used first -------- IDLE
 
     A step reads one row of a request and writes another, so that a step that failed can be
-    computed again. A row with a key is never written again. At most `max_idle` rows are idle.
+    computed again. A row with a key is never written again; one that a step of one token has
+    written gets none. At most `max_idle` rows are idle.
     """
 
     def __init__(self, *, num_rows: int, max_idle: int, block_size: int) -> None:
@@ -104,13 +105,18 @@ class StateRows:
         state.planned_rows.append(self.allocate())
         return read, state.planned_rows[-1]
 
-    def commit(self, state: RequestState) -> None:
-        """Moves a request on to the row that a committed step has written, and keeps it where a
-        block of the prompt ends."""
+    def commit(self, state: RequestState, num_tokens: int) -> None:
+        """Moves a request on to the row that a committed step of num_tokens has written, and keeps
+        it where a block of the prompt ends; not after one token, whose matrix the next step may
+        change, see state_layers.places."""
         self.release(state.state_row)
         state.state_row = state.planned_rows.pop(0)
         end = state.request.num_computed_tokens
-        if end % self._block_size == 0 and end <= len(state.request.prompt_token_ids):
+        if (
+            num_tokens > 1
+            and end % self._block_size == 0
+            and end <= len(state.request.prompt_token_ids)
+        ):
             self.keep(state.state_row, state.keys.key(end // self._block_size - 1))
 
     def reject(self, state: RequestState) -> None:

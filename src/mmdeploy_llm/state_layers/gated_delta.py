@@ -50,12 +50,13 @@ class GatedDeltaConfig:
 
     @property
     def state(self) -> State:
-        """The state of a sequence: the last inputs of the convolution, and the rule's matrices."""
+        """The state of a sequence: the last inputs of the convolution, the rule's matrices, and
+        what kernels keep of the last token, which a matrix may lack."""
         channels = 2 * self.key_size + self.value_size
         matrices = (self.num_value_heads, self.key_head_dim, self.value_head_dim)
-        return State(
-            shapes=((channels, self.kernel_size - 1), matrices), dtypes=("model", "float32")
-        )
+        last = (self.num_value_heads, self.key_head_dim + self.value_head_dim + 3)
+        shapes = ((channels, self.kernel_size - 1), matrices, last)
+        return State(shapes=shapes, dtypes=("model", "float32", "float32"))
 
 
 class GatedRMSNorm(nn.Module):
@@ -113,7 +114,7 @@ class GatedDeltaNet(KernelLayer):
     def forward(self, x: Tensor, states: StateContext) -> Tensor:
         """Computes the layer, [T, hidden] -> [T, hidden], and writes the states."""
         config = self.config
-        conv_state, matrices = states.tensors(self.layer)
+        conv_state, matrices, last = states.tensors(self.layer)
         key_size = self.num_key_heads * config.key_head_dim
         value_size = self.num_value_heads * config.value_head_dim
         heads = [self.num_value_heads] * 2
@@ -123,7 +124,7 @@ class GatedDeltaNet(KernelLayer):
         inputs = self._inputs(qkv, z, a, b)
         kernels = None if self.kernels is None else self.kernels.states
         if kernels is not None and kernels.can_delta(inputs, matrices):
-            out = kernels.gated_delta(inputs, matrices, states)
+            out = kernels.gated_delta(inputs, matrices, last, states)
         else:
             out = self._in_torch(inputs, matrices, states)
         result: Tensor = self.out_proj(out)

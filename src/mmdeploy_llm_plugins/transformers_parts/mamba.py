@@ -107,6 +107,7 @@ class _Passed:
             self._tensors = tuple(
                 torch.zeros(count, *shape, dtype=dtype, device=x.device) for shape, dtype in pairs
             )
+        self.source, self.target = self.read, self.write
         self.starts = torch.arange(0, (count + 1) * length, length)
         self.query_lens = (length,) * count
         self.num_decode = count if length == 1 else 0
