@@ -100,12 +100,9 @@ def pytest_collection():
 
 def pytest_collection_finish():
     """Keeps modules and tests, a million objects, from the collector of garbage: engines that end
-    would have it examine them again, each for most of a second."""
+    would have it examine them again, each for most of a second, and pytest does five times as it
+    ends."""
     gc.freeze()
-
-
-def pytest_unconfigure():
-    gc.unfreeze()
 
 
 def pytest_sessionfinish(session):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import threading
-import time
 
 import pytest
 import transformers
@@ -103,11 +102,11 @@ def test_every_door_names_an_adapter(llm, oracles, folders):
 
 def test_the_event_loop_goes_on_while_an_adapter_is_read(folders, oracles, monkeypatch):
     """And requests that bring the same files have them read once."""
-    loads, read = [], AsyncLLM.load_adapter
+    loads, read, goes_on = [], AsyncLLM.load_adapter, threading.Event()
 
     def slow(self, name, folder):
         loads.append((name, threading.current_thread() is threading.main_thread()))
-        time.sleep(0.5)
+        assert goes_on.wait(20)
         return read(self, name, folder)
 
     monkeypatch.setattr(AsyncLLM, "load_adapter", slow)
@@ -119,9 +118,9 @@ def test_the_event_loop_goes_on_while_an_adapter_is_read(folders, oracles, monke
         request = LoRARequest("brought", 1, str(folders / "all"))
         async with AsyncLLM(str(folders / "base"), **OPTIONS) as engine:
             both = [asyncio.create_task(answer(engine, request)) for _ in range(2)]
-            begin = time.monotonic()
-            await asyncio.sleep(0.01)
-            assert time.monotonic() - begin < 0.4
+            while not loads:
+                await asyncio.sleep(0.01)
+            goes_on.set()
             return await asyncio.gather(*both)
 
     first, second = asyncio.run(run())

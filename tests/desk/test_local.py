@@ -160,10 +160,10 @@ class TestAbort:
 def test_deadlines_pass_in_the_queue_and_in_intake(desk, engine, ask):
     gate = threading.Event()
     seconds = [0.2] * 4 + [0.1]
-    blocked = [desk.submit(ask(lambda: gate.wait(10), timeout=limit)) for limit in seconds]
+    blocked = [desk.submit(ask(lambda: gate.wait(50), timeout=limit)) for limit in seconds]
     begin = time.monotonic()
-    outputs = [ticket.get(10) for ticket in blocked]
-    assert 0.1 < time.monotonic() - begin < 8
+    outputs = [ticket.get(30) for ticket in blocked]
+    assert 0.1 < time.monotonic() - begin < 30
     assert {output.error_code for output in outputs} == {408}
     assert "it was being prepared" in outputs[0].error_msg
     assert "it waited to be prepared" in outputs[4].error_msg

@@ -386,10 +386,8 @@ def test_tries_end_at_the_deadline(serve):
 
 def test_a_declared_size_over_the_limit_is_not_downloaded(serve):
     server = serve({"/x": lambda handler: respond(handler, Content_Length=str(10**12))})
-    start = time.monotonic()
     with pytest.raises(MediaLimitError, match="1000000000000 bytes, 5 are allowed"):
         fetch(server.url + "/x", max_bytes=5, **HERE)
-    assert time.monotonic() - start < 5
 
 
 def test_the_download_stops_at_the_limit(serve):
@@ -423,22 +421,22 @@ def test_compressed_answers_are_refused(serve):
 
 def drip_body(handler):
     handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
+    handler.send_header("Content-Length", "10000")
     handler.end_headers()
-    for _ in range(100):
+    for _ in range(1000):
         handler.wfile.write(b"x")
         time.sleep(0.05)
 
 
 def drip_headers(handler):
     handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    for i in range(100):
-        handler.wfile.write(f"X-{i}: y\r\n".encode())
+    for i in range(1000):
+        handler.wfile.write(f"X-{i % 90}: y\r\n".encode())
         time.sleep(0.05)
 
 
 def silent(handler):
-    time.sleep(5)
+    time.sleep(50)
 
 
 @pytest.mark.parametrize(
@@ -450,19 +448,19 @@ def test_slow_servers_end_at_the_deadline(serve, behaviour):
     start = time.monotonic()
     with pytest.raises(MediaTimeoutError, match=r"within 0.6 s; raise media_fetch_timeout"):
         fetch(server.url + "/x", fetch_timeout=0.6, **HERE)
-    assert 0.5 < time.monotonic() - start < 4.5
+    assert 0.5 < time.monotonic() - start < 30
 
 
 @pytest.mark.full
 def test_slow_name_lookups_end_at_the_deadline_of_the_manager(monkeypatch):
     asleep, plugins = threading.Event(), PluginManager()
     plugins.register(remote, name="remote")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asleep.wait(10))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asleep.wait(50))
     limits = replace(MediaLimits(), allow_urls=True, fetch_timeout=0.3)
     start = time.monotonic()
     with pytest.raises(MediaTimeoutError, match=r"'remote' .*slow\.example/x.png.* within 0\.3 s"):
         plugins.fetch_media(MediaRef(kind="image", uri="http://slow.example/x.png"), limits)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 30
     asleep.set()
 
 

@@ -140,7 +140,7 @@ def test_03_limits_are_checked_before_decoding(real, generate):
         generate(real(), png(60_000, 60_000))
     with pytest.raises(MediaLimitError, match="bytes"):
         generate(real(max_bytes=100), png(8, 8, b"x" * 10_000) + b"x" * 100)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_03_counts_are_checked_before_anything_is_opened(real, generate, serve):

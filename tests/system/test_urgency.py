@@ -97,7 +97,7 @@ def test_a_request_ends_while_its_media_are_read(llm):
 
     class Pipe:
         def read(self, count):
-            awake.wait(20)
+            awake.wait(50)
             return b""
 
     prompt = {
@@ -107,7 +107,7 @@ def test_a_request_ends_while_its_media_are_read(llm):
     }
     begin = time.monotonic()
     late, other = llm.generate([prompt, "hello"], SamplingParams(max_tokens=2), use_tqdm=False)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
     awake.set()
     assert late.error_code == 408
     # The reader of the image and the engine's thread both watch the time; either may say it.

@@ -14,6 +14,7 @@ from mmdeploy_llm import __version__
 from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
+from mmdeploy_llm.command_options.transcribing import TRANSCRIBE_EPILOG
 from mmdeploy_llm.command_options.values import FROM_ENVIRONMENT
 from mmdeploy_llm.command_options.vector_help import DEDUPE_EPILOG, EMBED_EPILOG, SEARCH_EPILOG
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
@@ -38,7 +39,6 @@ from .read import read
 from .reports import REPORT_EPILOG, report
 from .search import dedupe, search
 from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
-from .transcribe import EPILOG as TRANSCRIBE_EPILOG
 from .transcribe import transcribe
 from .wording import in_options
 

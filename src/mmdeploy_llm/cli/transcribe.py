@@ -17,22 +17,6 @@ if TYPE_CHECKING:
     from mmdeploy_llm.transcripts.plan import Plan
     from mmdeploy_llm.transcripts.run import Transcriber
 
-# click does not rewrap a paragraph that begins with "\b".
-EPILOG = """\b
-Long files are heard in windows that overlap, all at once; what two windows have
-heard stands once. Files whose transcripts are there are passed over, so the
-same command goes on where a run has ended.
-
-\b
-Examples:
-  mmdeploy-llm transcribe talks/ --model acme/asr-large
-  mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
-  mmdeploy-llm transcribe call.mp3 --model models/asr --translate
-  mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
-
-\b
-The exit code is 0, or 1 where files failed."""
-
 
 @with_groups
 def transcribe(
@@ -72,14 +56,21 @@ def transcribe(
 
 
 def _run(transcriber: Transcriber, planned: Plan) -> int:
-    """Says which transcripts are written, as they are. Returns how many failed."""
-    num_failed, num_files = 0, len(planned.tasks)
-    for found in planned.run(transcriber):
-        if found.error is not None:
-            print_error(f"{found.path}: {found.error}")
-            num_failed += 1
-            continue
-        typer.echo(found.told)
+    """Says which transcripts are written, as they are, and after Ctrl-C how to go on. Returns how
+    many failed."""
+    num_failed, num_written, num_files = 0, 0, len(planned.tasks)
+    try:
+        for found in planned.run(transcriber):
+            if found.error is None:
+                typer.echo(found.told)
+                num_written += 1
+            else:
+                print_error(f"{found.path}: {found.error}")
+                num_failed += 1
+    except KeyboardInterrupt:
+        told = f"stopped with {num_files - num_written} of {num_files} files left"
+        typer.echo(f"{told}; the same command (without --overwrite) does them", err=True)
+        raise
     if num_files > 1:
-        typer.echo(f"{num_files - num_failed} files transcribed, {num_failed} failed")
+        typer.echo(f"{num_written} files transcribed, {num_failed} failed")
     return num_failed

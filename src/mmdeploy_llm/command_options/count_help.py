@@ -12,8 +12,9 @@ neither read nor fetched. INPUT is what `batch` and `caption` read:
 Without INPUT, --prompt and --image are one item.
 
 \b
-Each line of the result has the tokens of the whole prompt, those of them that
-stand for pictures and for videos, and the item; with --json it is an object:
+Each line of the result has the tokens of the whole prompt, those of pictures
+and of videos, which stand in the prompt unless an encoder reads them, and the
+item; with --json it is an object:
   {"id", "line", "num_prompt_tokens", "num_input_image_tokens",
    "num_input_video_tokens", "error_code", "error_msg"}
 and "num_input_KIND_tokens" of media of other kinds, such as audio.

@@ -14,6 +14,22 @@ from .providers import ProviderOptions
 from .selection import Recursive
 from .values import engine_options, text_value
 
+# click does not rewrap a paragraph that begins with "\b".
+TRANSCRIBE_EPILOG = """\b
+Long files are heard in windows that overlap, all at once; what two windows have
+heard stands once. Files whose transcripts are there are passed over, so the
+same command goes on where a run has ended.
+
+\b
+Examples:
+  mmdeploy-llm transcribe talks/ --model acme/asr-large
+  mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
+  mmdeploy-llm transcribe call.mp3 --model models/asr --translate
+  mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
+
+\b
+The exit code is 0, or 1 where files failed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechModelOptions(Group):

@@ -4,6 +4,8 @@ rules, and whole answers."""
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import transformers
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.cli import transcribe as transcribing
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
@@ -26,6 +29,7 @@ from mmdeploy_llm.hooks import LogitsContext, MediaInput
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.transcripts.plan import open_rule
+from mmdeploy_llm.transcripts.run import Transcript
 from mmdeploy_llm_plugins import whisper
 from mmdeploy_llm_plugins.whisper.prompts import WhisperPrompts
 from mmdeploy_llm_plugins.whisper.rules import WhisperRules
@@ -362,6 +366,18 @@ def test_the_command_transcribes_a_folder(folder, tmp_path):
     found = CliRunner().invoke(app, [*arguments, *more])
     assert found.exit_code == 1
     assert "2 files have their transcripts" in found.output
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(capsys):
+    def run(_):
+        yield Transcript(path=Path("a.wav"), error="broken")
+        yield Transcript(path=Path("b.wav"))
+        raise KeyboardInterrupt
+
+    planned = SimpleNamespace(tasks=dict.fromkeys("abc"), run=run)
+    with pytest.raises(KeyboardInterrupt):
+        transcribing._run(None, planned)
+    assert "stopped with 2 of 3 files left; the same command" in capsys.readouterr().err
 
 
 def test_the_command_needs_a_model_that_transcribes(tiny_folder):
