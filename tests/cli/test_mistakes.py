@@ -36,7 +36,7 @@ def _folder(tmp_path, monkeypatch):
         (["batch", "in.lines", "-o", "out.jsonl"], "'in.lines' has an unknown suffix"),
         ([*HERE, "-p", "@nowhere.txt"], "--prompt: the file 'nowhere.txt' cannot be read"),
         ([*HERE, "-p", "@empty.txt"], "--prompt: 'empty.txt' has no text"),
-        ([*HERE, "-p", ""], "--prompt has no text"),
+        ([*HERE, "-p", ""], "--prompt has no text; give one, of a model that needs none a space"),
         ([*HERE, "-p", "@latin.txt"], "'latin.txt' is not UTF-8"),
         ([*HERE, "-p", "@/dev/zero"], "has more than 1000000 characters"),
         ([*HERE, "-p", "x", "--prompt-file", "a.png"], "--prompt and --prompt-file contradict"),

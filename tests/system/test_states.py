@@ -8,7 +8,7 @@ import torch
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.basic_layers import recordings
-from mmdeploy_llm.layers import GatedDeltaNet
+from mmdeploy_llm.layers import GatedDeltaNet, Mamba2
 from mmdeploy_llm.native import CpuKernels
 from mmdeploy_llm.schedule.lifecycle import Lifecycle
 from mmdeploy_llm.state_layers.places import Places
@@ -90,16 +90,22 @@ WAYS = {
     "preemptions and prefixes": {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 24},
     "a step that fails": {},
 }
+LAYERS = {
+    "qwen3_5_text": (GatedDeltaNet, {"linear_value_head_dim": 16}),
+    "nemotron_h": (Mamba2, {}),
+}
 
 
+@pytest.mark.parametrize("family", LAYERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way):
+def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way, family):
     """Every token and logprob is that of matrices that each step writes anew, also after steps that
     failed when some layers had changed theirs."""
     assert isinstance(kernels, CpuKernels)
     if not kernels.has_wide_registers:
         return  # products of torch, with bits that depend on the number of rows
-    folder = str(tiny_folder("qwen3_5_text", linear_value_head_dim=16))
+    layer, sizes = LAYERS[family]
+    folder = str(tiny_folder(family, **sizes))
     shared = [30 + i % 11 for i in range(21)]
     prompts = [[*shared, *[40 + i] * i] for i in range(6)] * 2
     params = [
@@ -107,7 +113,7 @@ def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way):
         for i in range(len(prompts))
     ]
     options = {"dtype": "bfloat16", "enable_logprob": True, "max_num_seqs": 4, "block_size": 4}
-    real, failing, in_place, preempted = GatedDeltaNet.forward, count(), [], []
+    real, failing, in_place, preempted = layer.forward, count(), [], []
     real_preempt = Lifecycle.preempt
 
     def preempt(self, state):
@@ -127,7 +133,7 @@ def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way):
             return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], llm.stats()
 
     monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
-    monkeypatch.setattr(GatedDeltaNet, "forward", forward)
+    monkeypatch.setattr(layer, "forward", forward)
     monkeypatch.setattr(Lifecycle, "preempt", preempt)
     found, stats = run()
     assert any(in_place)

@@ -39,7 +39,7 @@ def text_value(option: str, text: str | None) -> str | None:
     """Returns the text of an option: "@FILE" is what the file holds, "-" what standard input holds,
     and "@@..." a text that begins with @. Raises ConfigError for a file that is no text."""
     if text == "":
-        raise ConfigError(f"{option} has no text; leave it out")
+        raise ConfigError(f"{option} has no text; give one, of a model that needs none a space")
     if text is None or not text.startswith(("@", "-")) or text.startswith("@@"):
         return text if text is None else text.removeprefix("@")
     if text == "-":

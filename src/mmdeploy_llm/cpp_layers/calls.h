@@ -357,10 +357,13 @@ struct Mamba2 {
     const float* skip;        // [heads]: factor of x in the output
     const void* norm_weight;  // [heads][head_dim]; null: no norm
     float* matrices;          // [rows][heads][state_size][head_dim]
+    float* last;              // [rows][heads][state_size + head_dim + 3]; null: none change in place
     void* out;                // [tokens][heads][head_dim]
     const int64_t* starts;    // [sequences + 1], as ShortConv has them
     const int64_t* read;      // [sequences]
     const int64_t* write;     // [sequences]
+    const int64_t* source;    // [sequences], as DeltaRule has them
+    const int64_t* target;    // [sequences]
     int64_t num_sequences;
     int64_t heads;
     int64_t head_dim;

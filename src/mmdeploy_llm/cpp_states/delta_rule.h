@@ -175,10 +175,11 @@ struct LastToken {
     float* applied;  // of the matrix with this row's index
 };
 
-MM_INLINE LastToken last_token(const DeltaRule& args, int64_t row, int64_t head) {
-    const int64_t keys = args.key_dim, size = keys + args.value_dim;
-    float* at = args.last + (row * args.value_heads + head) * (size + 3);
-    return {at, at + keys, at + size, at + size + 1, at + size + 2};
+// That of the matrix with this index.
+MM_INLINE LastToken last_token(float* last, int64_t matrix, int64_t key_dim, int64_t value_dim) {
+    const int64_t size = key_dim + value_dim;
+    float* at = last + matrix * (size + 3);
+    return {at, at + key_dim, at + size, at + size + 1, at + size + 2};
 }
 
 // Reads NUM registers of columns of the matrix for `next`. A `last` token is applied first: `from`
@@ -231,16 +232,23 @@ struct DeltaHead {
     LastToken last;     // of the row before
     LastToken written;  // of the row after
     float* applied;     // of the matrix before
+    float* applied_after;
     bool is_pending;    // whether `from` lacks the last token
 
     DeltaHead(const DeltaRule& args, int64_t sequence, int64_t head) {
         const int64_t size = args.key_dim * args.value_dim;
-        const int64_t source = args.source[sequence], target = args.target[sequence];
-        from = args.matrices + (source * args.value_heads + head) * size;
-        to = args.matrices + (target * args.value_heads + head) * size;
-        last = last_token(args, args.read[sequence], head);
-        written = last_token(args, args.write[sequence], head);
-        applied = last_token(args, source, head).applied;
+        const auto matrix_of = [&](const int64_t* rows) {
+            return rows[sequence] * args.value_heads + head;
+        };
+        const auto last_of = [&](const int64_t* rows) {
+            return last_token(args.last, matrix_of(rows), args.key_dim, args.value_dim);
+        };
+        from = args.matrices + matrix_of(args.source) * size;
+        to = args.matrices + matrix_of(args.target) * size;
+        last = last_of(args.read);
+        written = last_of(args.write);
+        applied = last_of(args.source).applied;
+        applied_after = last_of(args.target).applied;
         is_pending = *last.number > *applied;
     }
 
@@ -332,7 +340,7 @@ void delta_head(const DeltaRule& args, int64_t sequence, int64_t head, const flo
     } else {
         delta_anew(args, own, tokens, value, out.data(), next_first);
         *own.written.number = 0.0f;
-        *last_token(args, args.target[sequence], head).applied = 0.0f;
+        *own.applied_after = 0.0f;
     }
     for (int64_t token = 0; token < count; ++token) {
         const int64_t at = begin + token;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "../cpp_layers/calls.h"
@@ -102,6 +103,20 @@ MM_INLINE void read_tokens(const Mamba2& args, int64_t first, int64_t head,
     }
 }
 
+// Writes the outputs of tokens from row `first` on.
+template <int TOKENS, typename T>
+MM_INLINE void write_outputs(const Mamba2& args, int64_t first, int64_t head,
+                             const ScanValues<TOKENS>& values) {
+    const int64_t size = args.head_dim;
+    const float skip = args.skip[head];
+    for (int t = 0; t < TOKENS; ++t) {
+        const T* x = static_cast<const T*>(args.rows) + (first + t) * args.row_stride + head * size;
+        T* out = static_cast<T*>(args.out) + ((first + t) * args.heads + head) * size;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) out[i] = store<T>(values.out[t][i] + skip * load(x[i]));
+    }
+}
+
 // Computes TOKENS tokens of one head from row `first` on: `from` becomes `to`.
 template <int TOKENS, typename T, bool is_streamed = false>
 void scan_tokens(const Mamba2& args, int64_t first, int64_t head, const float* from, float* to,
@@ -128,26 +143,132 @@ void scan_tokens(const Mamba2& args, int64_t first, int64_t head, const float* f
     for (; column < size; column += LANES) {
         run([](auto&&... a) { scan_pass<TOKENS, 1, is_streamed>(a...); }, column);
     }
-    const float skip = args.skip[head];
-    for (int t = 0; t < TOKENS; ++t) {
-        const T* x = static_cast<const T*>(args.rows) + (first + t) * args.row_stride + head * size;
-        T* out = static_cast<T*>(args.out) + ((first + t) * args.heads + head) * size;
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) out[i] = store<T>(values.out[t][i] + skip * load(x[i]));
+    write_outputs<TOKENS, T>(args, first, head, values);
+}
+
+// Applies the last token, if has_last, to NUM registers of columns, and reads what the next one gives
+// without storing it.
+template <int NUM, bool has_last>
+__attribute__((noinline)) void scan_in_place(DeltaColumns own, int64_t state_size,
+                                             const ScanToken& last, const ScanToken& next,
+                                             const float* next_matrix) {
+    Floats sums[NUM] = {};
+    const Floats decay = all_lanes(next.decay);
+    Floats last_decay = {};
+    if constexpr (has_last) last_decay = all_lanes(last.decay);
+    for (int64_t row = 0; row < state_size; ++row) {
+        Floats key = {};
+        if constexpr (has_last) key = all_lanes(last.b[row]);
+        const Floats b = all_lanes(next.b[row]), c = all_lanes(next.c[row]);
+#pragma GCC unroll 8
+        for (int i = 0; i < NUM; ++i) {
+            const int64_t at = row * own.stride + i * LANES;
+            Floats state = load_lanes<Floats>(own.values + at);
+            if (next_matrix != nullptr) __builtin_prefetch(next_matrix + at, 0, 2);
+            if constexpr (has_last) {
+                const Floats change = load_lanes<Floats>(last.change + i * LANES);
+                state = multiply_add(key, change, state * last_decay);
+                store_lanes(own.values + at, state);
+            }
+            const Floats change = load_lanes<Floats>(next.change + i * LANES);
+            sums[i] = multiply_add(c, multiply_add(b, change, state * decay), sums[i]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < NUM; ++i) store_lanes(next.out + i * LANES, sums[i]);
+}
+
+// What one head of one sequence has before and after a step.
+struct ScanHead {
+    float* from;
+    float* to;
+    LastToken last{};     // of the row before
+    LastToken written{};  // of the row after
+    float* applied = nullptr;        // of the matrix before
+    float* applied_after = nullptr;  // of that after
+    bool is_in_place = false;
+    bool is_pending = false;  // whether `from` lacks the last token
+
+    ScanHead(const Mamba2& args, int64_t sequence, int64_t head) {
+        const int64_t size = args.state_size * args.head_dim;
+        const auto matrix_of = [&](const int64_t* rows) { return rows[sequence] * args.heads + head; };
+        from = args.matrices + matrix_of(args.source) * size;
+        to = args.matrices + matrix_of(args.target) * size;
+        if (args.last == nullptr) return;
+        const auto last_of = [&](const int64_t* rows) {
+            return last_token(args.last, matrix_of(rows), args.state_size, args.head_dim);
+        };
+        last = last_of(args.read);
+        written = last_of(args.write);
+        applied = last_of(args.source).applied;
+        applied_after = last_of(args.target).applied;
+        is_in_place = from == to;
+        is_pending = *last.number > *applied;
+    }
+
+    // Of the columns from `column` on. out: where what nobody needs is written.
+    ScanToken pending(int64_t column, float* out) const {
+        return {last.key, last.key, last.change + column, out, is_pending ? *last.decay : 0.0f};
+    }
+};
+
+// One token of a head whose matrix is changed in place, see delta_in_place.
+template <typename T>
+void scan_one(const Mamba2& args, int64_t token, int64_t head, const ScanHead& own,
+              const float* next_first) {
+    const int64_t size = args.head_dim;
+    ScanValues<1> values;
+    read_tokens<1, T>(args, token, head, values);
+    const auto run = [&](auto num, int64_t column) {
+        constexpr int NUM = decltype(num)::value;
+        const ScanToken next{values.b[0], values.c[0], values.change[0] + column,
+                             values.out[0] + column, values.decays[0]};
+        const ScanToken last = own.pending(column, nullptr);
+        const auto pass = own.is_pending ? scan_in_place<NUM, true> : scan_in_place<NUM, false>;
+        pass(DeltaColumns{own.from + column, size}, args.state_size, last, next,
+             next_first == nullptr ? nullptr : next_first + column);
+    };
+    int64_t column = 0;
+    for (; column + 4 * LANES <= size; column += 4 * LANES) {
+        run(std::integral_constant<int, 4>(), column);
+    }
+    for (; column < size; column += LANES) run(std::integral_constant<int, 1>(), column);
+    write_outputs<1, T>(args, token, head, values);
+    std::copy(values.b[0], values.b[0] + args.state_size, own.written.key);
+    std::copy(values.change[0], values.change[0] + size, own.written.change);
+    *own.written.decay = values.decays[0];
+    *own.written.number = *own.last.number + 1.0f;
+    *own.applied = *own.last.number;
+}
+
+// Writes the matrix before a step, to which its last token is applied, to where that after it will be.
+inline void apply_last(const Mamba2& args, const ScanHead& own) {
+    const int64_t size = args.head_dim;
+    alignas(64) float unused[LANES];
+    for (int64_t column = 0; column < size; column += LANES) {
+        const ScanToken last = own.pending(column, unused);
+        scan_pass<1, 1, false>(DeltaColumns{own.from + column, size},
+                               DeltaColumns{own.to + column, size}, args.state_size, &last, nullptr);
     }
 }
 
 // The recurrence of one head of one sequence. next_first: see delta_head.
 template <typename T>
 void scan_head(const Mamba2& args, int64_t sequence, int64_t head, const float* next_first) {
-    const int64_t size = args.state_size * args.head_dim;
     const int64_t end = args.starts[sequence + 1];
     int64_t token = args.starts[sequence];
-    const float* from = args.matrices + (args.read[sequence] * args.heads + head) * size;
-    float* to = args.matrices + (args.write[sequence] * args.heads + head) * size;
+    const ScanHead own(args, sequence, head);
+    if (own.is_in_place) return scan_one<T>(args, token, head, own, next_first);
+    const float* from = own.from;
+    float* to = own.to;
+    if (own.is_pending) {
+        apply_last(args, own);
+        from = to;
+    }
+    if (args.last != nullptr) *own.written.number = *own.applied_after = 0.0f;
     const bool is_aligned = reinterpret_cast<uintptr_t>(to) % MM_VECTOR_BYTES == 0;
     // The states of few sequences stay in the last cache until the next step.
-    if (end - token == 1 && args.num_sequences >= 4 && is_aligned) {
+    if (end - token == 1 && args.num_sequences >= 4 && is_aligned && from != to) {
         scan_tokens<1, T, true>(args, token, head, from, to, next_first);
         return end_streaming();
     }
@@ -198,7 +319,7 @@ void mamba2(const Mamba2& args) {
     const int64_t tasks = args.num_sequences * args.heads;
     const auto first_of = [&](int64_t task) -> const float* {
         if (task >= tasks) return nullptr;
-        const int64_t matrix = args.read[task / args.heads] * args.heads + task % args.heads;
+        const int64_t matrix = args.source[task / args.heads] * args.heads + task % args.heads;
         return args.matrices + matrix * args.state_size * args.head_dim;
     };
     parallel_with_next(tasks, args.num_threads, [&](int64_t task, int64_t next) {

@@ -138,5 +138,9 @@ class StateKernels(Protocol):
     def can_mamba2(self, inputs: Mamba2Inputs, matrices: Tensor) -> bool:
         """Whether `mamba2` takes tensors like these."""
 
-    def mamba2(self, inputs: Mamba2Inputs, matrices: Tensor, states: StateContext) -> Tensor:
-        """Runs the state space and its gated norm, [T, H P]. matrices: [rows, H, N, P] float32."""
+    def mamba2(
+        self, inputs: Mamba2Inputs, matrices: Tensor, last: Tensor | None, states: StateContext
+    ) -> Tensor:
+        """Runs the state space and its gated norm, [T, H P]. matrices: [rows, H, N, P] float32,
+        last: [rows, H, N + P + 3], as gated_delta has them; without `last`, none change in place,
+        and a sequence may have one row before and after the step."""

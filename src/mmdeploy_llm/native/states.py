@@ -97,7 +97,9 @@ class StateProducts(Library):
         fits = state_size <= MAX_STATE and head_dim <= MAX_HEAD and head_dim % LANES == 0
         return self.takes(*own) and is_plain and fits
 
-    def mamba2(self, inputs: Mamba2Inputs, matrices: Tensor, states: StateContext) -> Tensor:
+    def mamba2(
+        self, inputs: Mamba2Inputs, matrices: Tensor, last: Tensor | None, states: StateContext
+    ) -> Tensor:
         _, heads, state_size, head_dim = matrices.shape
         out = self._empty(inputs.z.shape, dtype=inputs.z.dtype)
         self._library.mamba2(
@@ -107,8 +109,9 @@ class StateProducts(Library):
             z_stride=inputs.z.stride(0),
             dt_stride=inputs.dt.stride(0),
             matrices=matrices,
+            last=last,
             out=out,
-            **_of(states, *ROWS),
+            **_of(states, *ROWS, "source", "target"),
             num_sequences=len(states.query_lens),
             heads=heads,
             head_dim=head_dim,

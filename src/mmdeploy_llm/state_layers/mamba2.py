@@ -57,9 +57,10 @@ class Mamba2Config:
     def state(self) -> State:
         """The state of a sequence; the norm over all heads keeps it on every rank."""
         matrices = (self.num_heads, self.state_size, self.head_dim)
+        last = (self.num_heads, self.state_size + self.head_dim + 3)
         return State(
-            shapes=((self.conv_size, self.kernel_size - 1), matrices),
-            dtypes=("model", "float32"),
+            shapes=((self.conv_size, self.kernel_size - 1), matrices, last),
+            dtypes=("model", "float32", "float32"),
             is_replicated=True,
         )
 
@@ -111,13 +112,13 @@ class Mamba2(KernelLayer):
     def forward(self, x: Tensor, states: StateContext) -> Tensor:
         """Computes the layer, [T, hidden] -> [T, hidden], and writes the states."""
         config = self.config
-        conv_state, matrices = states.tensors(self.layer)
+        conv_state, matrices, *last = states.tensors(self.layer)
         sizes = [config.inner_size, config.conv_size, config.num_heads]
         z, rows, dt = torch.split(self.projected(x), sizes, 1)
         inputs = self._inputs(self.conv1d(rows, conv_state, states), z, dt)
         kernels = None if self.kernels is None else self.kernels.states
         if kernels is not None and kernels.can_mamba2(inputs, matrices):
-            y = kernels.mamba2(inputs, matrices, states)
+            y = kernels.mamba2(inputs, matrices, last[0] if last else None, states)
         else:
             y = self._in_torch(inputs, matrices, states)
         out: Tensor = self.out_proj(y)

@@ -103,7 +103,7 @@ class _Passed:
             self._tensors = self._layer.conv_states[0], self._layer.recurrent_states[0]
         else:
             dtypes = x.dtype, torch.float32
-            pairs = zip(mixer.config.state.shapes, dtypes, strict=True)
+            pairs = zip(mixer.config.state.shapes[:2], dtypes, strict=True)
             self._tensors = tuple(
                 torch.zeros(count, *shape, dtype=dtype, device=x.device) for shape, dtype in pairs
             )
