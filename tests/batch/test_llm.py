@@ -1,8 +1,13 @@
 """LLM.run_batch with a real, tiny model."""
 
+from functools import partial
+
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
+from mmdeploy_llm.cli import app
 from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.tiny import write_tiny
 
@@ -78,3 +83,37 @@ def test_a_wrong_call_raises_and_writes_nothing(llm, tmp_path, options, words, j
     with pytest.raises(ConfigError, match=words):
         llm.run_batch(jsonl({"prompt": "x"}), out, **options)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "question"),
+    [
+        ("blip", " "),
+        ("florence2", "<DETAILED_CAPTION>"),
+        pytest.param("git", " ", marks=pytest.mark.full),
+        pytest.param("kosmos2_5", "<ocr>", marks=pytest.mark.full),
+        pytest.param("pix2struct", " ", marks=pytest.mark.full),
+        pytest.param("pp_formulanet", " ", marks=pytest.mark.full),
+        pytest.param("vision_encoder_decoder", " ", marks=pytest.mark.full),
+    ],
+)
+def test_a_model_is_asked_what_its_family_reads(tiny_copy, tmp_path, family, question):
+    """Without a question: about files, and rows with a picture; count counts it, too."""
+    model, folder, rows = tmp_path / "model", tmp_path / "pictures", tmp_path / "rows.csv"
+    tiny_copy(family, model)
+    (model / "chat_template.jinja").unlink()  # real ones have none
+    folder.mkdir()
+    Image.new("RGB", (64, 48), "red").save(folder / "a.png")
+    rows.write_text("image\npictures/a.png\n")
+    program = ["count", str(folder), "--model", str(model), "--total", "--json"]
+    counts = [CliRunner().invoke(app, [*program, *more]) for more in ([], ["-p", question])]
+    assert counts[0].stdout == counts[1].stdout
+    assert counts[0].exit_code == 0
+    with LLM(str(model), num_threads=1, max_model_len=128, quiet=True) as own:
+        run = partial(own.run_batch, sampling_params=PARAMS, use_tqdm=False)
+        for number, source in enumerate((folder, rows, folder)):
+            given = {"prompt": question} if number == 2 else {}
+            run(source, tmp_path / f"{number}.jsonl", **given)
+    records = [next(read_records(tmp_path / f"{number}.jsonl")) for number in range(3)]
+    assert len({(record.text, record.num_prompt_tokens) for record in records}) == 1
+    assert all(record.error_code == 200 for record in records)

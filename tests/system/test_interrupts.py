@@ -122,6 +122,7 @@ def test_a_second_signal_ends_at_once_and_one_that_is_ignored_stays_so(monkeypat
     ended = []
     monkeypatch.setattr(interrupts, "end_now", ended.append)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray, which other tests import, has its own
     try:
         own = interrupts.Interrupts().__enter__()
         assert interrupts.interrupted_code() == 130

@@ -103,6 +103,23 @@ def test_a_broken_observer_fails(failures, monkeypatch, hook, function, name, me
     assert re.search(message, found[name]), found[name]
 
 
+def test_a_thread_with_the_number_of_one_that_has_ended_is_told(monkeypatch):
+    monkeypatch.setattr(left_over, "GRACE", 0.0)
+    end = threading.Event()
+    for name in ("before", "after"):
+        thread = threading.Thread(target=end.wait, name=name)
+        thread.start()
+        if name == "before":
+            left = left_over.Left()
+            end.set()
+            thread.join()
+            end.clear()
+    problem = left.difference()
+    end.set()
+    thread.join()
+    assert "the thread 'after' still runs" in problem
+
+
 def test_a_good_observer_passes(failures):
     seen = []
     for hook in ("on_step", "on_request_finished", "on_engine_start"):

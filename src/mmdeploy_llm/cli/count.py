@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter
     from mmdeploy_llm.datasets.rows import BadItem
     from mmdeploy_llm.finding.options import FindingOptions
+    from mmdeploy_llm.questions.asks import Asks
     from mmdeploy_llm.records.item import Item
 
 MAX_THREADS, NUM_PENDING = 8, 64
@@ -103,10 +104,9 @@ def count(
     from mmdeploy_llm.client.counting import TokenCounter
 
     if inputs:
-        finding = finding_of(ctx, model, options, **documents.to_finding())
-        items = input_items(
-            inputs, text, kwargs, limit=limit, is_recursive=recursive, finding=finding
-        )
+        finding, asks = read_of(ctx, model, options, **documents.to_finding())
+        asked = {"question": text, "asks": asks, "template_kwargs": kwargs}
+        items = input_items(inputs, asked, limit=limit, is_recursive=recursive, finding=finding)
     else:
         items = iter([single_item(text or "", image or [], raw, kwargs)])
     with TokenCounter(model, **options) as counter:
@@ -118,35 +118,39 @@ def count(
         raise typer.Exit(SOME_FAILED)
 
 
-def finding_of(
+def read_of(
     ctx: typer.Context, model: str, options: Mapping[str, Any], **pages: Any
-) -> FindingOptions:
-    """Returns which files are read: those of kinds that the model takes. pages: see PageChoice."""
+) -> tuple[FindingOptions, Asks]:
+    """Returns which files are read, those of kinds that the model takes, and what it is asked where
+    there is no question. pages: see PageChoice."""
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.finding.options import FindingOptions
     from mmdeploy_llm.paging.sources import Sources
-    from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
+    from mmdeploy_llm.questions.asks import Asks
+    from mmdeploy_llm.startup.kinds import known_kinds, taken_media
 
     config, found = EngineConfig.from_options(model, options), FindingOptions.given(pages)
-    sources = ctx.with_resource(Sources(config, found.pages))
-    return replace(
+    sources, taken = ctx.with_resource(Sources(config, found.pages)), taken_media(config)
+    finding = replace(
         found,
         table=known_kinds(config),
-        accepted=lambda: accepted_kinds(config),
+        accepted=lambda: taken().kinds,
         new_source=sources.open,
     )
+    return finding, Asks(of_model=lambda: taken().question)
 
 
 def input_items(
     inputs: Iterable[str],
-    question: str | None,
-    kwargs: dict[str, Any],
+    asked: Mapping[str, Any],
     *,
     limit: int | None,
     is_recursive: bool,
     finding: FindingOptions,
 ) -> Iterator[Item | BadItem]:
     """Returns the items of files, read as `batch` reads them, and of media, as `caption` does.
+    asked: arguments of open_files and open_source about the question.
+
     Raises ConfigError for an input that cannot be opened, before any item is read."""
     from mmdeploy_llm.batch.sources import open_files, open_source
     from mmdeploy_llm.datasets.names import is_media_name
@@ -156,7 +160,6 @@ def input_items(
 
     wanted, sources = finding.wanted(), []
     params, whole = SamplingParams(), Selection.parse(None, None)
-    asked: Any = {"question": question, "template_kwargs": kwargs}
     for given in inputs:
         path = Path(given)
         if (path / "config.json").is_file():

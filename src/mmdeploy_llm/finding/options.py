@@ -104,7 +104,10 @@ def with_reader(
     table: KindTable | None = None,
     accepted: Callable[[], Collection[str]] | None = None,
     new_source: Callable[..., Any] | None = None,
+    question: Callable[[], str | None] | None = None,
 ) -> BatchSettings:
-    """Returns the settings with what the engine decides; see FindingOptions."""
+    """Returns the settings with what the engine decides; see FindingOptions, and Asks.of_model for
+    the question."""
     known: dict[str, Any] = {"open_reader": open_reader, "table": table, "accepted": accepted}
-    return replace(settings, finding=replace(settings.finding, new_source=new_source, **known))
+    finding = replace(settings.finding, new_source=new_source, **known)
+    return replace(settings, finding=finding, asks=replace(settings.asks, of_model=question))

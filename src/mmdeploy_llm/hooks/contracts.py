@@ -49,6 +49,8 @@ class ModelSpec:
     speech: "module:Class", SpeechRules built as factory(checkpoint), with which sounds are
         transcribed; None: they are not.
     chat_template: of checkpoints without one; None: these take no conversations.
+    question: what a batch asks about an item of media where nobody gives a question, such as a
+        space for a model that begins its answer with the prompt; None: to describe it.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
     encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a prompt is divided
@@ -77,6 +79,7 @@ class ModelSpec:
     draft_head: str | None = None
     speech: str | None = None
     chat_template: str | None = None
+    question: str | None = None
     vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

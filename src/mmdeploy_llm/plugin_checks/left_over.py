@@ -52,7 +52,7 @@ class Left:
 
     def __init__(self) -> None:
         self._random = _draw()  # so that a state that is set, not changed, differs too
-        self._threads = {thread.ident for thread in threading.enumerate()}
+        self._threads = {*threading.enumerate()}  # a new one may have the number of an ended one
         self._children = _children()
         self._files = _num_files()
         self._shared = _shared()
@@ -88,9 +88,7 @@ class Left:
         return problem
 
     def _still(self) -> str | None:
-        threads = [
-            thread.name for thread in threading.enumerate() if thread.ident not in self._threads
-        ]
+        threads = [own.name for own in threading.enumerate() if own not in self._threads]
         if threads:
             return f"the thread {threads[0]!r} still runs, one of {len(threads)}; end it in close()"
         children = _children() - self._children

@@ -7,7 +7,7 @@ or a vector.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,10 +29,13 @@ class Asks:
     questions: texts by name, with columns in them as in `prompt`; {}: only one question is asked.
     wanted: a vector of each item instead of answers; the question is then the text that is embedded
         with its media.
+    of_model: returns what a model is asked about media where there is no question; None: to
+        describe them, as without `of_model`.
     """
 
     questions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     wanted: Wanted | None = None
+    of_model: Callable[[], str | None] | None = None
 
     @classmethod
     def given(cls, ask: Any = None) -> Asks:
@@ -63,7 +66,10 @@ class Asks:
 
     def described(self, kind: str) -> str:
         """Returns what is asked about media of a kind where there is no question."""
-        return description_of(kind) if self.wanted is None else ""
+        if self.wanted is not None:
+            return ""
+        own = None if self.of_model is None else self.of_model()
+        return f"Describe the {kind}." if own is None else own
 
     def shaped(self, item: Item, *, is_ours: bool) -> Item:
         """Returns an item as it is asked. is_ours: whether the conversation in it was made of its
@@ -78,11 +84,6 @@ class Asks:
 
 
 NO_ASKS = Asks()
-
-
-def description_of(kind: str) -> str:
-    """Returns the question about an item of a kind that is asked when there is none."""
-    return f"Describe the {kind}."
 
 
 def vector_values(wanted: Wanted) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from mmdeploy_llm.guarding.claims import claimed
 from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.portable.machine import num_cpus
 from mmdeploy_llm.progress_bars import UseTqdm, open_bar
-from mmdeploy_llm.questions.asks import description_of
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record
@@ -158,8 +157,9 @@ def head_of(
     params = settings.sampling_params
     given = {name: getattr(params, name) for name in params.model_fields_set}
     options = {**(about or {}), **given, **settings.chat_template_kwargs}
-    described = " ".join(map(description_of, kinds)) or None
-    asked = described if is_caption and settings.question is None else settings.question
+    asked = settings.question
+    if is_caption and asked is None:
+        asked = " ".join(dict.fromkeys(map(settings.asks.described, kinds))) or None
     return ReportHead(
         model=model,
         prompt=asked,

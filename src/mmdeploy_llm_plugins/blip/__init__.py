@@ -15,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.blip.model:BlipForConditionalGeneration",
             encoder="mmdeploy_llm_plugins.blip.prompts:BlipPrompts",
             tiny="mmdeploy_llm_plugins.blip.tiny:BLIP",
+            question=" ",
             media=("image",),
         ),
     )

@@ -18,6 +18,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             boxes="mmdeploy_llm_plugins.florence.boxes:RULE",
             tiny="mmdeploy_llm_plugins.florence.tiny:FLORENCE2",
             chat_template=TEMPLATE,
+            question="<DETAILED_CAPTION>",
             media=("image",),
         ),
     )

@@ -17,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             encoder="mmdeploy_llm_plugins.formulanet.prompts:FormulaPrompts",
             tiny="mmdeploy_llm_plugins.formulanet.tiny:FORMULANET",
             chat_template=TEMPLATE,
+            question=" ",
             media=("image",),
         ),
     )

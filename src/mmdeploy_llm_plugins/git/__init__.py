@@ -17,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             encoder="mmdeploy_llm_plugins.git.prompts:GitPrompts",
             tiny="mmdeploy_llm_plugins.git.tiny:GIT",
             chat_template=TEMPLATE,
+            question=" ",
             media=("image",),
         ),
     )

@@ -17,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             boxes="mmdeploy_llm_plugins.kosmos.boxes:RULE",
             tiny="mmdeploy_llm_plugins.kosmos.tiny:KOSMOS2_5",
             chat_template=TEMPLATE,
+            question="<ocr>",
             media=("image",),
             # Its norms are over all channels.
             tp_plan={"model.layers.*.mlp*": "whole", "resampler.*": "whole"},

@@ -18,6 +18,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             encoder="mmdeploy_llm_plugins.pix2struct.prompts:Pix2StructPrompts",
             tiny="mmdeploy_llm_plugins.pix2struct.tiny:PIX2STRUCT",
             chat_template=TEMPLATE,
+            question=" ",
             media=("image",),
         ),
     )

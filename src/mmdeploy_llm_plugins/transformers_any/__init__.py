@@ -2,6 +2,8 @@
 its attention goes through transformers' attention interface. Its priority is below every native
 plugin: it serves architectures that no other plugin names."""
 
+from dataclasses import replace
+
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 PRIORITY = -1000
@@ -14,8 +16,9 @@ BY_PROMPT = ("PaliGemmaForConditionalGeneration",)
 ATOMIC = (*BY_ITEM, *BY_PROMPT)
 # Checkpoints hold a draft layer, as draft.py reads it.
 DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
-# Their picture stands before a prompt, and a Q-Former may read the prompt; see before.py.
-BY_QUERIES = ("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration")
+# Their picture stands before a prompt, which InstructBLIP's Q-Former reads too; see before.py.
+BLIP2 = ("Blip2ForConditionalGeneration",)
+BY_QUERIES = ("InstructBlipForConditionalGeneration",)
 BY_FRAMES = ("InstructBlipVideoForConditionalGeneration",)
 KOSMOS = ("Kosmos2ForConditionalGeneration",)
 
@@ -29,11 +32,17 @@ ANY = ModelSpec(
 )
 ANY_ATOMIC = ModelSpec(
     name="transformers_any_atomic",
-    architectures=ATOMIC,
+    architectures=BY_ITEM,
     factory=MODEL,
     media=("image", "video", "audio"),
     atomic_media=True,
     priority=PRIORITY,
+)
+ANY_PREFIX = replace(
+    ANY_ATOMIC,
+    name="transformers_any_prefix",
+    architectures=BY_PROMPT,
+    question="caption en",
 )
 ANY_DRAFTING = ModelSpec(
     name="transformers_any_drafting",
@@ -49,12 +58,14 @@ ANY_BEFORE = tuple(
         factory=MODEL,
         encoder=f"mmdeploy_llm_plugins.transformers_any.before:{rule}",
         media=(kind,),
+        question=question,
         priority=PRIORITY,
     )
-    for name, architectures, rule, kind in (
-        ("queries", BY_QUERIES, "QueryPrompts", "image"),
-        ("frames", BY_FRAMES, "VideoQueryPrompts", "video"),
-        ("kosmos", KOSMOS, "KosmosPrompts", "image"),
+    for name, architectures, rule, kind, question in (
+        ("blip2", BLIP2, "QueryPrompts", "image", "a photo of"),
+        ("queries", BY_QUERIES, "QueryPrompts", "image", None),
+        ("frames", BY_FRAMES, "VideoQueryPrompts", "video", None),
+        ("kosmos", KOSMOS, "KosmosPrompts", "image", "An image of"),
     )
 )
 
@@ -68,30 +79,30 @@ IMAGES = MediaProcessorSpec(
     name="transformers_any-image",
     kind="image",
     factory="mmdeploy_llm_plugins.transformers_media.processor:AnyImageProcessor",
-    models=(ANY.name, ANY_ATOMIC.name, *_names_of("image")),
+    models=(ANY.name, ANY_ATOMIC.name, ANY_PREFIX.name, *_names_of("image")),
     priority=PRIORITY,
 )
 VIDEOS = MediaProcessorSpec(
     name="transformers_any-video",
     kind="video",
     factory="mmdeploy_llm_plugins.transformers_media.video.processor:AnyVideoProcessor",
-    models=(ANY.name, ANY_ATOMIC.name, *_names_of("video")),
+    models=(ANY.name, ANY_ATOMIC.name, ANY_PREFIX.name, *_names_of("video")),
     priority=PRIORITY,
 )
 SOUNDS = MediaProcessorSpec(
     name="transformers_any-audio",
     kind="audio",
     factory="mmdeploy_llm_plugins.transformers_media.sound.processor:AnyAudioProcessor",
-    models=(ANY.name, ANY_ATOMIC.name),
+    models=(ANY.name, ANY_ATOMIC.name, ANY_PREFIX.name),
     priority=PRIORITY,
 )
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns one spec for all models, one for those whose images are atomic, one for those with a
-    draft layer, and those of models whose picture or video stands before a prompt."""
-    return (ANY, ANY_ATOMIC, ANY_DRAFTING, *ANY_BEFORE)
+    """Returns one spec for all models, those for models whose images are atomic, one for those with
+    a draft layer, and those of models whose picture or video stands before a prompt."""
+    return (ANY, ANY_ATOMIC, ANY_PREFIX, ANY_DRAFTING, *ANY_BEFORE)
 
 
 @hookimpl

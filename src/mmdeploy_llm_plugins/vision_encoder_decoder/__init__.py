@@ -17,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             encoder="mmdeploy_llm_plugins.vision_encoder_decoder.prompts:PicturePrompts",
             tiny="mmdeploy_llm_plugins.vision_encoder_decoder.tiny:TROCR",
             chat_template=TEMPLATE,
+            question=" ",
             media=("image",),
         ),
     )

@@ -17,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             encoder="mmdeploy_llm_plugins.whisper.prompts:WhisperPrompts",
             speech="mmdeploy_llm_plugins.whisper.speech:WhisperSpeech",
             tiny="mmdeploy_llm_plugins.whisper.tiny:WHISPER",
+            question=" ",
             media=("audio",),
             sampling={"temperature": 0.0},
         ),
