@@ -29,7 +29,7 @@ if not HAS_GPU:
 KNOWN_SKIPS = re.compile(
     "needs a CUDA device|no CUDA device|needs Chromium or Chrome|root reads everything"
     "|without AVIF|NUMA nodes|may not choose where memory comes from|no large pages"
-    "|got empty parameter set|is Linux's|needs .* and qemu-user"
+    "|only root makes devices|got empty parameter set|is Linux's|needs .* and qemu-user"
 )
 
 
@@ -56,6 +56,20 @@ def _holds_kernels(home):
     except OSError:
         return False
     return True
+
+
+def pytest_sessionstart():
+    """Programs and tables have the width and the colours of a pipe, whatever the terminal is; what
+    pytest writes has the terminal's, which it knows by now."""
+    for name in (
+        "COLUMNS",
+        "FORCE_COLOR",
+        "LINES",
+        "NO_COLOR",
+        "TTY_COMPATIBLE",
+        "TTY_INTERACTIVE",
+    ):
+        os.environ.pop(name, None)
 
 
 def pytest_addoption(parser):

@@ -1,5 +1,6 @@
 """While a start imports torch, the files that it will read are read, and no others."""
 
+import errno
 import os
 
 import pytest
@@ -97,8 +98,15 @@ def test_other_names_read_nothing(read, model):
     assert read(model or "x", weight_cache=False) == {}
 
 
-def test_a_file_that_was_just_written_is_in_memory(tmp_path):
+def test_a_file_system_that_does_not_tell_what_is_in_memory(tmp_path, monkeypatch):
+    """What was just written is, where it tells."""
+
+    def refuse(*given):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
     path = tmp_path / "file"
     path.write_bytes(bytes(100_000))
     with path.open("rb") as file:
-        assert module._is_in_memory(file.fileno(), 100_000) in (True, not hasattr(os, "RWF_NOWAIT"))
+        if module._is_in_memory(file.fileno(), 100_000):
+            monkeypatch.setattr(os, "preadv", refuse)
+        assert not module._is_in_memory(file.fileno(), 100_000)

@@ -57,7 +57,8 @@ def asked(peer):
 
 def become(request, files):
     "Takes on the files, folder, environment and cores of the child."
-    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, 900) for file in files]
+    above = max(request["files"]) + 1
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, above) for file in files]
     for file in files:
         os.close(file)
     for number, file in zip(request["files"], moved):

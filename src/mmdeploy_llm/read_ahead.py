@@ -69,13 +69,14 @@ def _read(paths: Iterable[Path]) -> None:
 
 
 def _is_in_memory(fd: int, size: int) -> bool:
-    """Whether the system has a file in memory, as far as some of its bytes show."""
+    """Whether the system has a file in memory, as far as some of its bytes show; not every file
+    system tells, such as tmpfs and those of networks."""
     no_wait = getattr(os, "RWF_NOWAIT", None)
     if no_wait is None:
         return False
     try:
         for number in range(NUM_PROBES):
             os.preadv(fd, [bytearray(1)], size * number // NUM_PROBES, no_wait)
-    except BlockingIOError:
+    except OSError:  # of which BlockingIOError says no
         return False
     return True

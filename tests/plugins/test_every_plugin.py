@@ -34,8 +34,8 @@ def test_importing_them_changes_nothing(run_program):
 
 QUICK = ("llama", "sources")
 # One of each kind. The parsers and processors of the others run the same checks, with more
-# examples, in reasoning/ and tests/processors.
-FULL = ("logits", "paddleocr", "remote", "tools", "transformers_any")
+# examples, in reasoning/ and tests/processors; models of transformers, in transformers_any/.
+FULL = ("logits", "paddleocr", "remote", "tools")
 
 
 def marked(name):

@@ -31,6 +31,21 @@ def test_an_item_is_encoded_once_for_all_who_hold_it(budget, media):
     budget.check_integrity({"r1": ["a4"], "r2": [], "r3": []})
 
 
+def test_items_that_are_needed_at_once_count_as_one(budget, media):
+    budget.start_step()
+    assert budget.num_holdable("r1", media("a5", "b5")) == 1, "a step encodes 8 tokens"
+    assert budget.num_holdable("r1", media("a5", "b5"), is_whole=True) == 2
+    budget.hold("r2", media("c3"))
+    assert budget.num_holdable("r1", media("a3", "b3"), is_whole=True) == 1, "others come first"
+
+
+def test_what_another_request_holds_takes_no_room(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a6"))
+    budget.start_step()
+    assert budget.num_holdable("r2", media("a6", "b4")) == 2
+
+
 def test_a_released_item_is_kept_until_its_tokens_are_needed(budget, media):
     budget.start_step()
     budget.hold("r1", media("a4"))

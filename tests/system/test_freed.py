@@ -28,7 +28,6 @@ OPTIONS = {  # what else may hold a model
 
 @pytest.fixture
 def no_garbage():
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

@@ -82,6 +82,18 @@ def test_words_that_differ_stay():
     assert rows(found) == [(20, 26, "a b"), (26, 33, "c d")]
 
 
+def test_punctuation_alone_is_not_said_twice():
+    found = joined([(0, 30, lines((20, 30, "a -"))), (25, 55, lines((26, 33, "- b")))])
+    assert rows(found) == [(20, 26, "a -"), (26, 33, "- b")]
+
+
+def test_windows_are_cut_where_a_sentence_ends_near_the_middle_of_the_overlap():
+    one = lines((0, 25.5, "A."), (25.5, 27.4, "B."), (27.4, 30, "C d"))
+    two = lines((25, 25.6, "A."), (25.6, 27.4, "X."), (27.4, 33, "C d e."))
+    found = joined([(0, 30, one), (25, 55, two)])
+    assert rows(found) == [(0, 25.5, "A."), (25.5, 27.4, "B."), (27.4, 33, "C d e.")]
+
+
 def test_times_never_fall():
     rng = np.random.default_rng(0)
     for _ in range(200):

@@ -474,6 +474,12 @@ def test_two_processes_that_make_room_remove_no_more_than_one_does(cache, kernel
     assert [path.exists() for path in paths] == [False, True, True]
 
 
+def test_room_is_made_for_a_file_that_stays(cache, kernels):
+    paths = three_of_different_times(cache, kernels)
+    folder.make_room(paths[0], paths[0].stat().st_size)
+    assert [path.exists() for path in paths] == [True, False, False]
+
+
 def test_a_stopped_writer_leaves_nothing(cache, kernels):
     own = cache()
     own._stop.set()

@@ -102,8 +102,9 @@ def test_a_prompt_that_no_task_takes(rule):
         question("<REGION_TO_OCR>")
     with pytest.raises(MediaError, match="one image in each prompt, found 0"):
         rule.divide("<OD>", (), (), len)
-    with pytest.raises(PromptTooLongError, match=r"300 tokens and the image 17.* takes 256"):
-        rule.divide(None, [7] * 300, (item(),), len)
+    assert rule.divide(None, [7] * (256 - 17), (item(),), len).items[0].num_tokens == 256
+    with pytest.raises(PromptTooLongError, match=r"240 tokens and the image 17.* takes 256"):
+        rule.divide(None, [7] * (256 - 16), (item(),), len)
 
 
 def test_the_key_of_an_item_holds_the_question(rule):

@@ -32,7 +32,7 @@ from mmdeploy_llm.transcripts.plan import open_rule
 from mmdeploy_llm.transcripts.run import Transcript
 from mmdeploy_llm_plugins import whisper
 from mmdeploy_llm_plugins.whisper.prompts import WhisperPrompts
-from mmdeploy_llm_plugins.whisper.rules import WhisperRules
+from mmdeploy_llm_plugins.whisper.rules import AnswerRules, WhisperRules
 from mmdeploy_llm_plugins.whisper.sound import WhisperSounds
 from mmdeploy_llm_plugins.whisper.speech import WhisperSpeech
 from mmdeploy_llm_plugins.whisper.tiny import END, LAST, NO_TIMES, START
@@ -384,6 +384,19 @@ def test_the_command_needs_a_model_that_transcribes(tiny_folder):
     config = EngineConfig.from_options(str(tiny_folder("florence2")), {})
     with pytest.raises(ConfigError, match=r"how florence2 transcribes .*whisper"):
         open_rule(config)
+
+
+def test_some_tokens_are_not_the_first_and_some_never_written():
+    none = torch.tensor([], dtype=torch.int64)
+    first, never = torch.tensor([2]), torch.tensor([1])
+    rules = AnswerRules(
+        languages=none, follows=None, suppressed=never, suppressed_first=first, end=6,
+        no_times=None, latest=None, has_times=False,
+    )  # fmt: skip
+    for output, banned in (([], [1, 2]), ([3], [1])):
+        logits = torch.zeros(8)
+        rules.apply(logits, output)
+        assert logits.isinf().nonzero().flatten().tolist() == banned
 
 
 def test_the_rules_come_with_the_prompt_alone(folder):
