@@ -1,6 +1,8 @@
 // Layers with states, compared with their recurrences in double.
 #pragma once
 
+#include <cstring>
+
 #include "driver_values.h"
 
 namespace {
@@ -73,6 +75,28 @@ void run_conv(int32_t dtype, const Steps& steps, int32_t threads) {
     compare_all("short convolution", expected, out.data());
 }
 
+// Compares three more steps of one token whose matrices change in place with steps that write them anew:
+// the same bits.
+template <typename T, typename Args>
+void compare_in_place(const char* name, Args args, const Steps& steps, std::vector<float> anew,
+                      int64_t last_size, int64_t out_size) {
+    std::vector<float> own = anew, last(last_size), own_last(last_size);
+    std::vector<T> expected(out_size), found(out_size);
+    const int64_t* rows[] = {steps.write.data(), steps.read.data()};
+    for (int step = 0; step < 3; ++step) {
+        args.read = args.source = rows[step % 2];
+        args.write = args.target = rows[1 - step % 2];
+        args.matrices = anew.data(), args.last = last.data(), args.out = expected.data();
+        run(args);
+        args.source = args.target = rows[0];
+        args.matrices = own.data(), args.last = own_last.data(), args.out = found.data();
+        run(args);
+        if (std::memcmp(expected.data(), found.data(), out_size * sizeof(T)) == 0) continue;
+        std::printf("%s: step %d in place has other bits\n", name, step);
+        std::exit(1);
+    }
+}
+
 template <typename T>
 void run_delta(int32_t dtype, const Steps& steps, int32_t threads) {
     const int64_t sizes[] = {16, 48, 64, 128}, key_heads = between(1, 2);
@@ -86,10 +110,13 @@ void run_delta(int32_t dtype, const Steps& steps, int32_t threads) {
     auto matrices = random_values<float>(2 * steps.num * heads * size);
     std::vector<double> wide(matrices.begin(), matrices.begin() + steps.num * heads * size);
     std::vector<T> out(z.size());
-    run(mm::DeltaRule{dtype, qkv.data(), stride, z.data(), heads * values, a.data(), b.data(), heads,
-                      a_log.data(), dt_bias.data(), weight.data(), matrices.data(), out.data(),
-                      steps.starts.data(), steps.read.data(), steps.write.data(), steps.num,
-                      key_heads, heads, keys, values, 1e-6f, threads});
+    std::vector<float> last(2 * steps.num * heads * (keys + values + 3));
+    const mm::DeltaRule args{dtype, qkv.data(), stride, z.data(), heads * values, a.data(), b.data(),
+                             heads, a_log.data(), dt_bias.data(), weight.data(), matrices.data(),
+                             last.data(), out.data(), steps.starts.data(), steps.read.data(),
+                             steps.write.data(), steps.read.data(), steps.write.data(), steps.num,
+                             key_heads, heads, keys, values, 1e-6f, threads};
+    run(args);
     std::vector<double> expected(out.size());
     for (int64_t s = 0; s < steps.num; ++s) {
         for (int64_t head = 0; head < heads; ++head) {
@@ -130,6 +157,9 @@ void run_delta(int32_t dtype, const Steps& steps, int32_t threads) {
     }
     compare_all("delta rule", expected, out.data());
     compare_all("states of the delta rule", wide, matrices.data() + wide.size());
+    if (tokens == steps.num) {
+        compare_in_place<T>("delta rule", args, steps, matrices, last.size(), out.size());
+    }
 }
 
 template <typename T>
@@ -144,10 +174,13 @@ void run_mamba(int32_t dtype, const Steps& steps, int32_t threads) {
     auto matrices = random_values<float>(2 * steps.num * heads * size);
     std::vector<double> wide(matrices.begin(), matrices.begin() + steps.num * heads * size);
     std::vector<T> out(z.size());
-    run(mm::Mamba2{dtype, rows.data(), stride, z.data(), inner, dt.data(), heads, a_log.data(),
-                   dt_bias.data(), skip.data(), weight.data(), matrices.data(), out.data(),
-                   steps.starts.data(), steps.read.data(), steps.write.data(), steps.num, heads, dim,
-                   states, groups, 0.1f, 2.0f, 1e-6f, threads});
+    std::vector<float> last(2 * steps.num * heads * (states + dim + 3));
+    const mm::Mamba2 args{dtype, rows.data(), stride, z.data(), inner, dt.data(), heads, a_log.data(),
+                          dt_bias.data(), skip.data(), weight.data(), matrices.data(), last.data(),
+                          out.data(), steps.starts.data(), steps.read.data(), steps.write.data(),
+                          steps.read.data(), steps.write.data(), steps.num, heads, dim, states,
+                          groups, 0.1f, 2.0f, 1e-6f, threads};
+    run(args);
     std::vector<double> expected(out.size());
     for (int64_t s = 0; s < steps.num; ++s) {
         for (int64_t token = steps.starts[s]; token < steps.starts[s + 1]; ++token) {
@@ -178,6 +211,9 @@ void run_mamba(int32_t dtype, const Steps& steps, int32_t threads) {
     }
     compare_all("mamba2", expected, out.data());
     compare_all("states of mamba2", wide, matrices.data() + wide.size());
+    if (tokens == steps.num) {
+        compare_in_place<T>("mamba2", args, steps, matrices, last.size(), out.size());
+    }
 }
 
 // is_step: whether each sequence has one token, as in a step after the prompt.
