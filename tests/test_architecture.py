@@ -112,6 +112,7 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
     "mmdeploy_llm_plugins.minicpm": ("mmdeploy_llm_plugins.qwen",),
     "mmdeploy_llm_plugins.paddleocr": ("mmdeploy_llm_plugins.ernie",),
     "mmdeploy_llm_plugins.transformers_any": (
+        "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_media",
         "mmdeploy_llm_plugins.transformers_parts",
     ),

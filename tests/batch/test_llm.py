@@ -106,6 +106,7 @@ def test_a_model_is_asked_what_its_family_reads(tiny_copy, tmp_path, family, que
     Image.new("RGB", (64, 48), "red").save(folder / "a.png")
     rows.write_text("image\npictures/a.png\n")
     program = ["count", str(folder), "--model", str(model), "--total", "--json"]
+    program += ["--engine", "max_model_len=128"]
     counts = [CliRunner().invoke(app, [*program, *more]) for more in ([], ["-p", question])]
     assert counts[0].stdout == counts[1].stdout
     assert counts[0].exit_code == 0

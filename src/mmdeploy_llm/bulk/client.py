@@ -251,16 +251,16 @@ class BulkClient(AnsweringClient):
         """Returns the settings with what this engine decides about media. sources: of files."""
         from mmdeploy_llm.finding.options import with_reader
         from mmdeploy_llm.media_loading.reader import open_reader
-        from mmdeploy_llm.startup.kinds import known_kinds, taken_media
+        from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds, usual_question
 
-        config, taken = self._config, taken_media(self._config)
+        config = self._config
         return with_reader(
             settings,
             lambda: open_reader(config),
             known_kinds(config),
-            lambda: taken().kinds,
+            lambda: accepted_kinds(config),
             None if sources is None else sources.open,
-            lambda: taken().question,
+            usual_question(config),
         )
 
     def _batch(

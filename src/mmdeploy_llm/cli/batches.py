@@ -183,7 +183,7 @@ def batch_settings(
     from mmdeploy_llm.finding.options import with_reader
     from mmdeploy_llm.media_loading.reader import open_reader
     from mmdeploy_llm.paging.sources import Sources
-    from mmdeploy_llm.startup.kinds import known_kinds, taken_media
+    from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds, usual_question
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
@@ -202,14 +202,14 @@ def batch_settings(
         from mmdeploy_llm.startup.media import check_boxes  # which imports torch
 
         check_boxes(config, settings.sampling_params)
-    sources, taken = ctx.with_resource(Sources(config, settings.finding.pages)), taken_media(config)
+    sources = ctx.with_resource(Sources(config, settings.finding.pages))
     return with_reader(
         settings,
         lambda: open_reader(config),
         known_kinds(config),
-        lambda: taken().kinds,
+        lambda: accepted_kinds(config),
         sources.open,
-        lambda: taken().question,
+        usual_question(config),
     )
 
 

@@ -127,17 +127,17 @@ def read_of(
     from mmdeploy_llm.finding.options import FindingOptions
     from mmdeploy_llm.paging.sources import Sources
     from mmdeploy_llm.questions.asks import Asks
-    from mmdeploy_llm.startup.kinds import known_kinds, taken_media
+    from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds, usual_question
 
     config, found = EngineConfig.from_options(model, options), FindingOptions.given(pages)
-    sources, taken = ctx.with_resource(Sources(config, found.pages)), taken_media(config)
+    sources = ctx.with_resource(Sources(config, found.pages))
     finding = replace(
         found,
         table=known_kinds(config),
-        accepted=lambda: taken().kinds,
+        accepted=lambda: accepted_kinds(config),
         new_source=sources.open,
     )
-    return finding, Asks(of_model=lambda: taken().question)
+    return finding, Asks(of_model=usual_question(config))
 
 
 def input_items(

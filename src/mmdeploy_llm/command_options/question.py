@@ -36,7 +36,7 @@ class QuestionOptions(Group):
             metavar="TEXT",
             help="The question about each item, or @FILE. - is standard input, @@ a literal @. "
             "About rows of a corpus it may have columns: 'Describe {title}.'  "
-            "[default: Describe the image. / Describe the video.]",
+            "[default: what the model's family reads, or else Describe the image.]",
         ),
     ] = None
     prompt_file: Annotated[

@@ -4,19 +4,11 @@ what it is asked about them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks import KindTable, PluginManager
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenMedia:
-    """The kinds of media that a model takes, and what it is asked about them, see ModelSpec."""
-
-    kinds: tuple[str, ...]
-    question: str | None
 
 
 def known_kinds(config: EngineConfig) -> KindTable:
@@ -25,13 +17,9 @@ def known_kinds(config: EngineConfig) -> KindTable:
     return PluginManager.of(config).kinds
 
 
-def taken_media(config: EngineConfig) -> Callable[[], TakenMedia]:
-    """Returns a function that says what the model takes, without its weights; it reads the model's
-    folder when it is first called, and raises what `read_model_files` raises."""
-    return cache(lambda: _taken(config))
-
-
-def _taken(config: EngineConfig) -> TakenMedia:
+def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
+    """Returns the kinds that the model takes, without its weights. Raises what `read_model_files`
+    raises."""
     from mmdeploy_llm.model_folder import PROMPT_FILES, look_up, naming
 
     look_up(config, PROMPT_FILES)
@@ -42,4 +30,22 @@ def _taken(config: EngineConfig) -> TakenMedia:
     with naming(config.model):
         media = build_media(files, config)
     media.close()
-    return TakenMedia(kinds=media.read, question=files.spec.question)
+    return media.read
+
+
+def usual_question(config: EngineConfig) -> Callable[[], str | None]:
+    """Returns a function that returns ModelSpec.question of the model's family. It reads
+    config.json when it is first called; what is wrong with a model is told when it is loaded."""
+    return cache(lambda: _question(config))
+
+
+def _question(config: EngineConfig) -> str | None:
+    from mmdeploy_llm.model_folder import PROMPT_FILES, read_json, resolve_model
+
+    try:
+        place = resolve_model(config.model, config.revision, PROMPT_FILES)
+        folder = place if place.is_dir() else place.parent
+        architectures = read_json(folder / "config.json").get("architectures")
+        return PluginManager.of(config).model_for(architectures or ()).question
+    except MMDeployLLMError:
+        return None

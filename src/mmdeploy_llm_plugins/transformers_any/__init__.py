@@ -5,6 +5,7 @@ plugin: it serves architectures that no other plugin names."""
 from dataclasses import replace
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEMPLATE
 
 PRIORITY = -1000
 MODEL = "mmdeploy_llm_plugins.transformers_any.model:AnyModel"
@@ -42,6 +43,7 @@ ANY_PREFIX = replace(
     ANY_ATOMIC,
     name="transformers_any_prefix",
     architectures=BY_PROMPT,
+    chat_template=TEMPLATE,
     question="caption en",
 )
 ANY_DRAFTING = ModelSpec(
@@ -58,6 +60,7 @@ ANY_BEFORE = tuple(
         factory=MODEL,
         encoder=f"mmdeploy_llm_plugins.transformers_any.before:{rule}",
         media=(kind,),
+        chat_template=TEMPLATE.replace("image", kind),
         question=question,
         priority=PRIORITY,
     )

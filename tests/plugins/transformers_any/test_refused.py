@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import transformers
+from jinja2 import Template
 from torch import nn
 from transformers.core_model_loading import Interleave, WeightConverter
 
@@ -79,6 +80,16 @@ def test_media_that_see_each_other_need_an_atomic_spec(monkeypatch):
 def test_atomic_architectures_have_a_spec_with_atomic_media():
     specs = [spec for spec in provide_models() if spec.atomic_media]
     assert tuple(name for spec in specs for name in spec.architectures) == ATOMIC
+
+
+def test_a_spec_with_a_question_has_a_template():
+    """Its checkpoints have none, and a batch asks the question in a conversation."""
+    asked = {spec.question: spec for spec in provide_models() if spec.question}
+    assert {*asked} == {"caption en", "a photo of", "An image of"}
+    for spec in asked.values():
+        message = {"content": [{"type": "image"}, {"type": "text", "text": spec.question}]}
+        written = Template(spec.chat_template).render(messages=[message])
+        assert written == f"<image>{spec.question}"
 
 
 def test_features_for_layers_widen_the_embeddings_of_media():
