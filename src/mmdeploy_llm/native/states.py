@@ -16,12 +16,11 @@ MAX_TAPS = 8  # as in states.h
 MAX_KEYS = 256  # likewise
 MAX_STATE = MAX_HEAD = 256  # as in state_space.h
 LANES = 16  # values in the widest registers: columns of a matrix are multiples of it
-
-
-ROWS = ("starts", "read", "write")
+ROWS = ("starts", "read", "write")  # of a StateContext
 
 
 def _of(values: object, *names: str) -> dict[str, Any]:
+    """Returns attributes by their names, which are those of the call's arguments."""
     return {name: getattr(values, name) for name in names}
 
 
