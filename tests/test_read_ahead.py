@@ -99,7 +99,7 @@ def test_other_names_read_nothing(read, model):
 
 
 def test_a_file_system_that_does_not_tell_what_is_in_memory(tmp_path, monkeypatch):
-    """What was just written is, where it tells."""
+    """A file that was just written is in memory, if its file system tells that."""
 
     def refuse(*given):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

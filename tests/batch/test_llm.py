@@ -98,7 +98,7 @@ def test_a_wrong_call_raises_and_writes_nothing(llm, tmp_path, options, words, j
     ],
 )
 def test_a_model_is_asked_what_its_family_reads(tiny_copy, tmp_path, family, question):
-    """Without a question: about files, and rows with a picture; count counts it, too."""
+    """Who gives no question has it asked about files and rows with a picture, and counted."""
     model, folder, rows = tmp_path / "model", tmp_path / "pictures", tmp_path / "rows.csv"
     tiny_copy(family, model)
     (model / "chat_template.jinja").unlink()  # real ones have none

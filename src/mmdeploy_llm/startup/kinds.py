@@ -47,5 +47,5 @@ def _question(config: EngineConfig) -> str | None:
         folder = place if place.is_dir() else place.parent
         architectures = read_json(folder / "config.json").get("architectures")
         return PluginManager.of(config).model_for(architectures or ()).question
-    except MMDeployLLMError:
+    except MMDeployLLMError:  # who asks loads the model next, and tells it then
         return None
