@@ -113,7 +113,7 @@ def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way, f
         for i in range(len(prompts))
     ]
     options = {"dtype": "bfloat16", "enable_logprob": True, "max_num_seqs": 4, "block_size": 4}
-    real, failing, in_place, preempted = layer.forward, count(), [], []
+    real, calls, failed, in_place, preempted = layer.forward, count(), [], [], []
     real_preempt = Lifecycle.preempt
 
     def preempt(self, state):
@@ -123,7 +123,9 @@ def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way, f
     def forward(self, x, states):
         out = real(self, x, states)
         in_place.append(torch.equal(states.source, states.target))
-        if way == "a step that fails" and next(failing) % 37 == 36:
+        # A sequence whose step fails while it is alone ends with an error; the others go on.
+        if way == "a step that fails" and len(states.source) > 1 and next(calls) % 7 == 6:
+            failed.append(in_place[-1])
             raise RuntimeError("in the middle of a step")
         return out
 
@@ -137,14 +139,13 @@ def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way, f
     monkeypatch.setattr(Lifecycle, "preempt", preempt)
     found, stats = run()
     assert any(in_place)
+    assert any(failed) == (way == "a step that fails")
     in_place.clear()
     monkeypatch.setattr(Places, "move", lambda self, read, write, num_tokens: (read, write))
     assert run()[0] == found
     assert not any(in_place)
     if way == "drafts":
         assert stats.num_drafts > 0
-    elif way == "a step that fails":
-        assert next(failing) > 100
-    else:
+    elif way == "preemptions and prefixes":
         assert preempted
         assert stats.num_cached_tokens > 0
