@@ -12,6 +12,7 @@ from mmdeploy_llm.outputs import RequestMetrics, RequestOutput
 from mmdeploy_llm.pooled_outputs import PooledOutput, ScoreOutput
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import EmbeddingRules
+from tests.together import begin_together
 
 PROMPTS = ["The quick brown fox jumps over the lazy dog. " * 6, "the cat", "hello there " * 40]
 LABELS = ["cat", " dog barks a lot", "x"]
@@ -81,6 +82,7 @@ def test_vectors_beside_texts_and_preemption(llm, states, monkeypatch):
     for pooling in ("mean", "tokens", "last"):
         asks = iter(llm.embed_iter(PROMPTS * 3, pooling=pooling))
         outputs.append((pooling, next(asks)))
+        begin_together(llm, len(PROMPTS))
         texts = llm.generate(PROMPTS, params, use_tqdm=False)
         outputs += [(pooling, output) for output in asks]
         assert [own.outputs.token_ids for own in texts] == [own.outputs.token_ids for own in alone]
