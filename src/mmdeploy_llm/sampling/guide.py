@@ -76,7 +76,7 @@ class Guide:
         mask = torch.zeros((1, -(-vocab_size // BITS)), dtype=torch.int32)
         self.fill(mask, 0)
         bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[:vocab_size]
-        ids = np.flatnonzero(bits)
+        ids = np.flatnonzero(bits).tolist()
         return [self._texts[i].decode(errors="replace") for i in ids if i < len(self._texts)]
 
 
