@@ -123,11 +123,10 @@ class Sampler:
         # Token ids and outcomes are transferred to the host together.
         outcomes = torch.stack([choice.token_ids, choice.is_finite, choice.is_allowed])
         chosen, finite, allowed = outcomes.tolist()
-        errors = {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
-        errors = {**choice.failures, **errors}
+        infinite = {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
+        errors = {**choice.failures, **infinite}
         unmet = [row for row, is_ok in enumerate(allowed) if not is_ok and row not in errors]
-        for row in unmet:
-            errors[row] = why_nothing(self._state[int(index[row])], self._vocab_size)
+        errors |= {row: why_nothing(self._state[index[row]], self._vocab_size) for row in unmet}
         for row, token_id in forced.items():
             chosen[row] = token_id
         for row in errors:
@@ -135,12 +134,9 @@ class Sampler:
         logprobs = self._logprobs(logits, index, chosen, errors)
         certain = self._certain(logits, index, chosen)
         self._advance(index, chosen, errors)
+        sure = () if certain is None else certain.rows_in(errors)
         return SampleResult(
-            token_ids=chosen,
-            logprobs=logprobs,
-            errors=errors,
-            unmet=unmet,
-            certain=() if certain is None else certain.rows_in(errors),
+            token_ids=chosen, logprobs=logprobs, errors=errors, unmet=unmet, certain=sure
         )
 
     def _choose(
