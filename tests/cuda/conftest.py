@@ -1,5 +1,6 @@
 """Kernels on the device at hand: a GPU, or the CPU in Triton's interpreter."""
 
+import warnings
 from contextlib import ExitStack
 from functools import partial
 
@@ -13,6 +14,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact_integers(triton_device):
+    """Without VNNI torch's product of integers on CPUs adds pairs in 16 bits, where large ones do
+    not fit; a GPU's is exact."""
+    if triton_device.type == "cuda":
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an operator has another implementation now
+        library.impl("_int_mm", lambda x, weight: x.int() @ weight.int(), "CPU")
+    yield
+    library._destroy()
 
 
 @pytest.fixture(scope="session")

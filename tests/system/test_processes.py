@@ -208,11 +208,11 @@ def test_a_stream_holds_the_engine_that_nobody_else_has(program):
     next(running)
     del llm
     gc.collect()
-    print(len(next(running).outputs.token_ids))
+    print(next(running).is_ok)
     del running
     gc.collect()
     """
-    assert program(body) == ["1"]
+    assert program(body) == ["True"]
 
 
 STATE = """
