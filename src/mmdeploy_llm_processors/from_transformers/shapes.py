@@ -54,7 +54,7 @@ def without_margin(
     gray = np.asarray(image.convert("L"))
     low, high = int(gray.min()), int(gray.max())
     ink = gray < low + INK * (high - low)
-    rows, columns = ink.any(1).nonzero()[0], ink.any(0).nonzero()[0]
+    rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
     if low == high or not len(rows):
         return image.size, {}
     width, height = (int(found[-1] - found[0]) + 1 for found in (columns, rows))
