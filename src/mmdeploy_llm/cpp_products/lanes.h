@@ -388,4 +388,33 @@ MM_INLINE Floats to_nearest(Floats x) {
 #endif
 }
 
+// Returns the largest integers <= x, 0 <= x < 2^63.
+MM_INLINE Floats floors_of(Floats x) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_floor_ps((__m256)x);
+#elif defined(__aarch64__)
+    return (Floats)vrndmq_f32((float32x4_t)x);
+#else
+    const Floats small = __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
+    return select(x < all_lanes(8388608.0f), small, x);
+#endif
+}
+
+// Returns which lanes of a comparison are true, as bits.
+MM_INLINE uint32_t lanes_of(Ints truths) {
+#if MM_VECTOR_BYTES == 64
+    return _mm512_movepi32_mask((__m512i)truths);
+#elif MM_VECTOR_BYTES == 32
+    return uint32_t(_mm256_movemask_ps((__m256)truths));
+#elif defined(__SSE2__)
+    return uint32_t(_mm_movemask_ps((__m128)truths));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; ++i) bits |= uint32_t(truths[i] & 1) << i;
+    return bits;
+#endif
+}
+
 }  // namespace mm
