@@ -84,6 +84,13 @@ def test_top_p_alone(kernels, dtype, kind, vocab_size):
             assert torch.equal(draw(logits, params, kernels), draw(logits, params))
 
 
+def test_top_k_that_reaches_banned_tokens(kernels):
+    logits = rows_of("banned", 40_000)
+    for top_k in (50, 2_000, 40_000):
+        params = replace(params_of(5, top_k), top_k=np.full(5, top_k), top_p=np.full(5, 0.9))
+        assert torch.equal(draw(logits, params, kernels), draw(logits, params))
+
+
 def test_every_uniform_number_of_a_border(kernels):
     """Tokens change at the same numbers, to the last bit."""
     logits = rows_of("flat", 40_000)[:1]

@@ -366,7 +366,7 @@ MM_INLINE float largest_lane(Floats values) {
 #endif
 }
 
-// Returns y * 2^n for integers n from -127 to 0, where 2^-127 counts as 0.
+// Returns y * 2^n for integers n from -127 to 127, where 2^-127 counts as 0.
 MM_INLINE Floats times_power(Floats y, Floats n) {
 #if MM_VECTOR_BYTES == 64
     return (Floats)_mm512_scalef_ps((__m512)y, (__m512)n);
@@ -414,6 +414,20 @@ MM_INLINE uint32_t lanes_of(Ints truths) {
     uint32_t bits = 0;
     for (int i = 0; i < LANES; ++i) bits |= uint32_t(truths[i] & 1) << i;
     return bits;
+#endif
+}
+
+// Stores `first` + the number of each bit that is set, and returns how many are; has memory for LANES.
+MM_INLINE int64_t store_places(int32_t* to, uint32_t bits, int32_t first) {
+#if MM_VECTOR_BYTES == 64
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(__mmask16(bits), places));
+    return __builtin_popcount(bits);
+#else
+    int64_t count = 0;
+    for (; bits; bits &= bits - 1) to[count++] = first + __builtin_ctz(bits);
+    return count;
 #endif
 }
 

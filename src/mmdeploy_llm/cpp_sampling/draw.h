@@ -61,6 +61,25 @@ inline float border_of(Weighed* first, Weighed* last, int64_t goal) {
     return first->z;
 }
 
+// Not inlined, since GCC vectorises the loops of large functions or not, as their other lines are.
+template <typename T>
+__attribute__((noinline)) float largest_of(const T* logits, int64_t size) {
+    float most = -INFINITY;
+#pragma omp simd reduction(max : most)
+    for (int64_t c = 0; c < size; ++c) {
+        const float value = load(logits[c]);
+        most = value > most ? value : most;
+    }
+    return most;
+}
+
+template <typename T>
+__attribute__((noinline)) void temper(const T* logits, int64_t size, float peak, float temperature,
+                                      float* z) {
+#pragma omp simd
+    for (int64_t c = 0; c < size; ++c) z[c] = (load(logits[c]) - peak) / temperature;
+}
+
 template <typename T>
 class RowDraw {
    public:
@@ -86,7 +105,9 @@ class RowDraw {
     }
 
    private:
-    static constexpr int64_t BLOCK = 512, PEAK_BLOCK = 128, SAMPLED = 32, BINS = 512, HEAD = 64;
+    static constexpr int64_t BLOCK = 512, PEAK_BLOCK = 128, SAMPLED = 32, HEAD = 64;
+    static constexpr int32_t BINS = 512;
+    static constexpr double DEVIATIONS = 3.0;  // of a sample, at each side of the border
 
     // Tokens of from <= z < below are collected, those of below <= z summed.
     struct Range {
@@ -103,13 +124,7 @@ class RowDraw {
         maxima_.clear();
         for (int64_t begin = 0; begin < size_; begin += PEAK_BLOCK) {
             const int64_t end = std::min(begin + PEAK_BLOCK, size_);
-            float most = -INFINITY;
-#pragma omp simd reduction(max : most)
-            for (int64_t c = begin; c < end; ++c) {
-                const float value = load(logits_[c]);
-                most = value > most ? value : most;
-            }
-            maxima_.push_back(most);
+            maxima_.push_back(largest_of(logits_ + begin, end - begin));
         }
         peak_ = *std::max_element(maxima_.begin(), maxima_.end());
     }
@@ -127,14 +142,11 @@ class RowDraw {
 
     // Computes z and masses of `num` tokens, a multiple of LANES from `begin` on where there are so
     // many. Tokens past the end have z = -inf.
-    void load_block(int64_t begin, int64_t num, bool has_masses = true) {
+    void load_block(int64_t begin, int64_t num) {
         const int64_t own = std::min(num, size_ - begin);
-        const T* in = logits_ + begin;
-        const float peak = peak_, temperature = temperature_;
-#pragma omp simd
-        for (int64_t c = 0; c < own; ++c) z_[c] = (load(in[c]) - peak) / temperature;
+        temper(logits_ + begin, own, peak_, temperature_, z_);
         std::fill(z_ + own, z_ + num, -INFINITY);
-        if (!has_masses) return;
+#pragma GCC unroll 4
         for (int64_t c = 0; c < num; c += LANES) {
             store_lanes(masses_ + c, masses_of(load_lanes<Floats>(z_ + c)));
         }
@@ -142,12 +154,15 @@ class RowDraw {
 
     void append(int64_t begin, int64_t num, Range range) {
         const Floats from = all_lanes(range.from), below = all_lanes(range.below);
+        int32_t places[BLOCK + LANES];
+        int64_t count = 0;
         for (int64_t c = 0; c < num; c += LANES) {
             const Floats z = load_lanes<Floats>(z_ + c);
-            for (uint32_t bits = lanes_of((z >= from) & (z < below)); bits; bits &= bits - 1) {
-                const int64_t at = c + __builtin_ctz(bits);
-                found_.push_back({z_[at], masses_[at], int32_t(begin + at)});
-            }
+            count += store_places(places + count, lanes_of((z >= from) & (z < below)), int32_t(c));
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            const int32_t at = places[i];
+            found_.push_back({z_[at], masses_[at], int32_t(begin) + at});
         }
     }
 
@@ -165,18 +180,25 @@ class RowDraw {
     Sums weigh(Range range) {
         found_.clear();
         Sums sums = {0, 0};
+        const bool is_split = std::abs(range.below) < INFINITY;
         for (int64_t begin = 0; begin < size_; begin += BLOCK) {
             load_block(begin, BLOCK);
             double all = 0.0, above = 0.0;  // exact: below 2^53
-            const float below = range.below;
+            if (is_split) {
+                const float below = range.below;
 #pragma omp simd reduction(+ : all, above)
-            for (int64_t c = 0; c < BLOCK; ++c) {
-                all += masses_[c];
-                above += z_[c] >= below ? masses_[c] : 0.0f;
+                for (int64_t c = 0; c < BLOCK; ++c) {
+                    all += masses_[c];
+                    above += z_[c] >= below ? masses_[c] : 0.0f;
+                }
+            } else {
+#pragma omp simd reduction(+ : all)
+                for (int64_t c = 0; c < BLOCK; ++c) all += masses_[c];
+                above = range.below < INFINITY ? all : 0.0;
             }
             sums.all += int64_t(all), sums.above += int64_t(above);
             above_[begin / BLOCK] = int64_t(above);
-            if (range.from < below) append(begin, BLOCK, range);
+            if (range.from < range.below) append(begin, BLOCK, range);
         }
         return sums;
     }
@@ -201,7 +223,7 @@ class RowDraw {
     float border_from(float cut, int64_t goal) {
         kept_.clear();
         for (const Weighed& one : found_) {
-            if (one.z >= cut) kept_.push_back(one);
+            if (one.z >= cut && one.z > FAR) kept_.push_back(one);
         }
         return border_of(kept_.data(), kept_.data() + kept_.size(), goal);
     }
@@ -233,59 +255,69 @@ class RowDraw {
         const float head = reached_by(HEAD);
         if (!(head > FAR) || size_ < BLOCK * SAMPLED) return {FAR, INFINITY};
         collect(head);
-        double above = double(mass_from(head)), above_square = 0.0;
-        double bins[BINS] = {}, squares[BINS] = {}, all = above, square = 0.0;
         constexpr double SHARE = double(BLOCK) / SAMPLED;
-        sorted_.clear();
-        float low = head;
-        for (int64_t begin = 0; begin + SAMPLED <= size_; begin += BLOCK) {
-            load_block(begin, SAMPLED);
-            for (int64_t c = 0; c < SAMPLED; ++c) {
-                if (!(z_[c] < head && z_[c] > FAR)) continue;
-                low = std::min(low, z_[c]);
-                sorted_.push_back(z_[c]);
-                sorted_.push_back(masses_[c]);
-            }
-        }
-        const float scale = float(BINS - 1) / (head - low);
+        const float scale = float(BINS - 1) / (head - load_sample(head));
         if (!(scale < INFINITY)) return {FAR, INFINITY};
-        for (size_t at = 0; at < sorted_.size(); at += 2) {
-            const int64_t bin = std::min(int64_t((head - sorted_[at]) * scale), BINS - 1);
-            const double mass = sorted_[at + 1] * SHARE;
-            bins[bin] += mass, squares[bin] += mass * mass;
-            all += mass, square += mass * mass;
-        }
-        Range range = {FAR, INFINITY};
-        for (int64_t bin = 0;; ++bin) {  // `above` is the mass before this bin, nearly
-            const double share = above / all, rest = 1.0 - share;
-            const double variance = above_square * rest * rest + (square - above_square) * share * share;
-            const double margin = 4.0 * std::sqrt(variance) / all;
-            const float z = head - float(bin) / scale;
-            if (share + margin < top_p) range.below = z;
-            if (share - margin > top_p) {
-                range.from = z;
-                return range;
+        double bins[BINS] = {}, squares[BINS] = {};
+        for (size_t at = 0; at < sample_.size(); at += 2 * SAMPLED) {
+            for (int64_t c = 0; c < SAMPLED; ++c) {
+                const int64_t bin = std::min(int32_t((head - sample_[at + c]) * scale), BINS - 1);
+                const double mass = sample_[at + SAMPLED + c] * SHARE;
+                bins[bin] += mass, squares[bin] += mass * mass;
             }
-            if (bin == BINS) return range;
+        }
+        double above = double(mass_from(head)), above_square = 0.0, all = above, square = 0.0;
+        for (int64_t bin = 0; bin < BINS; ++bin) all += bins[bin], square += squares[bin];
+        Range range = {FAR, INFINITY};
+        for (int64_t bin = 0; bin < BINS; ++bin) {  // `above` is the mass before this bin, nearly
+            const double rest = all - above, distance = (above - top_p * all) * all;
+            const double variance =
+                above_square * rest * rest + (square - above_square) * above * above;
+            const float z = head - float(bin) / scale;
+            if (distance * distance > DEVIATIONS * DEVIATIONS * variance) {
+                if (distance > 0.0) {
+                    range.from = z;
+                    break;
+                }
+                range.below = z;
+            }
             above += bins[bin], above_square += squares[bin];
         }
+        if (range.below == head) range.below = INFINITY;
+        return range;
+    }
+
+    // Stores z and masses of the first tokens of each block, in turn; those from `head` on and those
+    // without a mass count as `head` with none. Returns the smallest z.
+    float load_sample(float head) {
+        const int64_t num = size_ / BLOCK;
+        sample_.resize(num * 2 * SAMPLED);
+        float low = head;
+        for (int64_t block = 0; block < num; ++block) {
+            load_block(block * BLOCK, SAMPLED);
+            float *z = &sample_[block * 2 * SAMPLED], *mass = z + SAMPLED;
+#pragma omp simd reduction(min : low)
+            for (int64_t c = 0; c < SAMPLED; ++c) {
+                const bool is_in = z_[c] < head && z_[c] > FAR;
+                z[c] = is_in ? z_[c] : head;
+                mass[c] = is_in ? masses_[c] : 0.0f;
+                low = z[c] < low ? z[c] : low;
+            }
+        }
+        return low;
     }
 
     // Returns the first token at which the running sum of masses of z >= cut exceeds the uniform
     // number's share of all of it.
     int64_t pick(float cut, double uniform) {
-        int64_t kept = mass_from(cut);
-        for (const int64_t sum : above_) kept += sum;
+        for (const Weighed& one : found_) {
+            above_[one.id / BLOCK] += int64_t(one.mass) & -int64_t(one.z >= cut);  // no branch
+        }
+        int64_t kept = 0, sum = 0, block = 0;
+        for (const int64_t own : above_) kept += own;
         const int64_t target = std::min(int64_t(std::floor(uniform * double(kept))), kept - 1);
-        int64_t sum = 0, block = 0;
-        const Weighed *one = found_.data(), *end = one + found_.size();
-        for (; block < int64_t(above_.size()) - 1; ++block) {
-            int64_t next = sum + above_[block];
-            for (; one < end && one->id < (block + 1) * BLOCK; ++one) {
-                next += one->z >= cut ? int64_t(one->mass) : 0;
-            }
-            if (next > target) break;
-            sum = next;
+        while (block < int64_t(above_.size()) - 1 && sum + above_[block] <= target) {
+            sum += above_[block++];
         }
         load_block(block * BLOCK, BLOCK);
         int64_t at = 0;
@@ -299,7 +331,7 @@ class RowDraw {
     const T* logits_ = nullptr;
     int64_t size_ = 0;
     float peak_ = 0.0f, temperature_ = 1.0f;
-    std::vector<float> maxima_, sorted_;
+    std::vector<float> maxima_, sorted_, sample_;
     std::vector<int64_t> above_;  // of each block, the mass of the tokens that are kept surely
     std::vector<Weighed> found_, kept_;  // the collected tokens, by ids, and some of them
     alignas(MM_VECTOR_BYTES) float z_[BLOCK], masses_[BLOCK];

@@ -35,8 +35,7 @@ MM_INLINE Floats masses_of(Floats z) {
         y = product(y, r) + all(next);
     }
     y = (product(product(y, r), r) + r) + all(1.0f);
-    const Ints power = __builtin_convertvector(n + all(127.0f + UNIT_BITS), Ints) << 23;
-    return floors_of(product(y, (Floats)power));
+    return floors_of(times_power(y, n + all(UNIT_BITS)));
 }
 
 }  // namespace mm

@@ -218,8 +218,8 @@ class ActivationKernels(Protocol):
 class DrawRules:
     """The rules of random draws, one value for each row: [R]; see sampling/draw.py.
 
-    temperature: float32. least: float32, the smallest z that min_p keeps; -inf is off. top_k: int64,
-    0 is off. top_p: float64, 1 is off. uniforms: float64 in [0, 1).
+    temperature: float32. least: float32, the smallest z that min_p keeps; -inf is off. top_k:
+    int64, 0 is off. top_p: float64, 1 is off. uniforms: float64 in [0, 1).
     """
 
     temperature: Tensor
