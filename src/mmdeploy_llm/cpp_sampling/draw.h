@@ -63,7 +63,7 @@ inline float border_of(Weighed* first, Weighed* last, int64_t goal) {
 
 // Not inlined, since GCC vectorises the loops of large functions or not, as their other lines are.
 template <typename T>
-__attribute__((noinline)) float largest_of(const T* logits, int64_t size) {
+__attribute__((noinline)) float peak_of(const T* logits, int64_t size) {
     float most = -INFINITY;
 #pragma omp simd reduction(max : most)
     for (int64_t c = 0; c < size; ++c) {
@@ -124,7 +124,7 @@ class RowDraw {
         maxima_.clear();
         for (int64_t begin = 0; begin < size_; begin += PEAK_BLOCK) {
             const int64_t end = std::min(begin + PEAK_BLOCK, size_);
-            maxima_.push_back(largest_of(logits_ + begin, end - begin));
+            maxima_.push_back(peak_of(logits_ + begin, end - begin));
         }
         peak_ = *std::max_element(maxima_.begin(), maxima_.end());
     }
