@@ -22,7 +22,16 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
+    (
+        "closing",
+        "encodings",
+        "errors",
+        "portable",
+        "shown",
+        "signatures",
+        "spelling",
+        "weight_formats",
+    ),
     ("model_names", "progress_bars"),
     ("adapter_ref", "params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),

@@ -10,6 +10,7 @@ from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.basic_layers.recordings import Recordings
 from mmdeploy_llm.native import load
 from mmdeploy_llm.tiny import write_tiny
+from tests.together import begin_together
 
 from .lora import answers, tokens_of, write_adapter
 
@@ -130,6 +131,7 @@ def test_interrupted_requests_keep_their_adapters(root, oracles):
     long = LONG.replace(max_tokens=40)
     tight = {"num_gpu_blocks_override": 12, "block_size": 16, "max_adapters": 3}
     with LLM(str(root / "base"), adapters=adapters, **tight, **OPTIONS) as llm:
+        begin_together(llm, len(names))
         assert answers(llm, asks_of(names), long) == expected_of(oracles, names, 40)
         assert llm._desk.engine._scheduler.stats().num_preemptions > 0
 

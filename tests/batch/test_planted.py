@@ -22,7 +22,7 @@ from mmdeploy_llm.sinks import jsonl_writer as writer_module
 from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
 from mmdeploy_llm.sinks.scan import RecordIndex, read_records, scan
 
-MAX_SECONDS = 10
+MAX_SECONDS = 60
 HEAD = ReportHead(model="m", created="today", version="1")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
+from tests.together import begin_together
 
 OPTIONS = {
     "device": "cuda",
@@ -105,8 +106,7 @@ def test_a_pass_without_memory_is_retried_in_smaller_ones(folder, new_card, capl
 
 @pytest.mark.full
 def test_preempted_requests_continue_with_the_same_tokens(folder, new_card):
-    """Each request grows to three of the four blocks, the third one 18 steps after its start. Two
-    of them run by then, even if the machine is busy and they arrive some steps apart."""
+    """Each request grows to three of the four blocks, the third one 18 steps after its start."""
     new_card()
     prompts = [[66] * 14, [67] * 15, [68] * 16]  # two blocks each, of three
     params = GREEDY.model_copy(update={"max_tokens": 22})
@@ -116,6 +116,7 @@ def test_preempted_requests_continue_with_the_same_tokens(folder, new_card):
     with LLM(model=folder, num_gpu_blocks_override=3, **few) as llm:
         steps = []
         llm.plugins.register(Steps(steps), name="steps")
+        begin_together(llm, len(prompts))
         assert tokens(llm, prompts, params) == expected
     assert steps[-1].num_preemptions > 0
 

@@ -1,5 +1,6 @@
 """A local desk with a fake engine and a fake intake."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -89,7 +90,7 @@ class FakeIntake:
     media = None
 
     def __init__(self):
-        self.order = []
+        self.order, self.is_interrupted = [], threading.Event()
 
     def accept(
         self,
@@ -129,7 +130,7 @@ class FakeIntake:
         )
 
     def interrupt(self):
-        pass
+        self.is_interrupted.set()
 
     def close(self):
         pass

@@ -81,7 +81,7 @@ def test_leaving_early_aborts_what_is_left(desk, engine, ask, leave):
     answers = feed.answers()
     if leave != "drop before the start":
         assert sorted(next(answers).ask.prompt for _ in range(2)) == ["1", "3"]
-    until(lambda: len(engine.requests) == 2)
+    until(lambda: len(engine.requests) == len(desk._held) == 2)  # the others have ended
     if leave == "close":
         answers.close()
     else:
@@ -110,8 +110,8 @@ def test_an_interrupt_is_the_callers(feed, desk, engine, ask):
 
 
 @pytest.mark.parametrize("waiting_for", ["engine", "intake"])
-def test_close_in_another_thread(feed, desk, engine, waiting_for):
-    prompts = {"engine": ["stuck"], "intake": [lambda: time.sleep(0.5)]}
+def test_close_in_another_thread(feed, desk, engine, intake, waiting_for):
+    prompts = {"engine": ["stuck"], "intake": [lambda: intake.is_interrupted.wait(30)]}
     engine.stuck.add("stuck")
     answers = feed(prompts[waiting_for])
     closing = threading.Timer(0.1, desk.close)

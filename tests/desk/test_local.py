@@ -299,10 +299,10 @@ def test_an_engine_that_does_not_start():
 
 
 class TestClose:
-    def test_it_ends_what_is_unfinished(self, desk, engine, ask):
-        gate = threading.Event()
+    def test_it_ends_what_is_unfinished(self, desk, engine, intake, ask):
         engine.stuck.add("stuck")
-        tickets = [desk.submit(ask(prompt)) for prompt in ("stuck", lambda: gate.wait(0.5), "b")]
+        prompts = ("stuck", lambda: intake.is_interrupted.wait(30), "b")
+        tickets = [desk.submit(ask(prompt)) for prompt in prompts]
         until(lambda: engine.requests)
         closers = [threading.Thread(target=desk.close) for _ in range(2)]
         for closer in closers:

@@ -1,6 +1,7 @@
 """data_parallel_size=2 on the CPU: the results of one engine, from two. Each is a local desk in a
 process of its own."""
 
+import itertools
 import os
 import random
 import signal
@@ -70,6 +71,8 @@ def wait_until_idle(llm):
 
 def test_results_are_those_of_one_engine_in_the_callers_order(one, two):
     """Drawn without a seed: each prompt's number gives it, whichever engine it comes to."""
+    for llm in (one, two):
+        llm._desk._numbers = itertools.count(1000)
     prompts = [f"prompt number {n}" for n in range(30)]
     found = two.generate(prompts, DRAWN, use_tqdm=False)
     assert [output.prompt for output in found] == prompts

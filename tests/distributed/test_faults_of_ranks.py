@@ -89,7 +89,7 @@ def runner():
 
 @pytest.fixture(scope="module")
 def lasting():
-    """For tests after which the ranks go on; the last of them in this file ends them."""
+    """For tests after which the ranks go on."""
     runner = new_runner()
     yield runner
     runner.close()
@@ -172,16 +172,19 @@ def test_an_interrupted_step_does_not_shift_the_next(lasting, monkeypatch, where
 
 
 @pytest.mark.full
-def test_the_same_error_on_all_ranks_and_then_different_results(lasting):
+def test_the_same_error_on_all_ranks(lasting):
     assert lasting.info == "cpu"
     result = lasting.run(plan(PLAIN, ALL, "plain too"))
     assert result.sampled == {PLAIN: 2, "plain too": 2}
     assert result.errors[ALL].message == "broken on all"
     assert lasting.run(plan(PLAIN)).sampled == {PLAIN: 2}
-    with pytest.raises(WorkerDiedError, match="computed different results in one step"):
-        lasting.run(plan(APART))
-    with pytest.raises(WorkerDiedError, match="computed different results"):
-        lasting.run(plan(PLAIN))
+
+
+@pytest.mark.full
+def test_different_results_end_the_ranks(runner):
+    for what in (APART, PLAIN):
+        with pytest.raises(WorkerDiedError, match="computed different results in one step"):
+            runner.run(plan(what))
 
 
 @pytest.mark.full

@@ -249,7 +249,8 @@ class TestDeath:
         params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
         def kill():
-            time.sleep(0.5)
+            while llm.stats().num_generated_tokens < 100:
+                time.sleep(0.01)
             os.kill(pids[1], signal.SIGKILL)
 
         thread = threading.Thread(target=kill)

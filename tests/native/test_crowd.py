@@ -56,7 +56,7 @@ def num_threads():
 
 
 def waits_for(is_so):
-    return any(is_so() or time.sleep(0.01) for _ in range(300))
+    return any(is_so() or time.sleep(0.01) for _ in range(6000))
 
 
 def test_idle_threads_end_with_the_one_that_made_them(runtime):

@@ -183,6 +183,7 @@ def test_a_row_with_every_token_banned_fails_alone(make_request, make_sampler, o
     logits = steps_of(1, 3, 50, 3)[0]
     result = make_sampler(requests, 50).sample(logits, range(3))
     assert result.errors == {1: NOTHING_ALLOWED}
+    assert list(result.unmet) == [1]
     assert result.token_ids[1:] == [0, 0]
     alone = make_sampler(requests[:1], 50).sample(logits[:1], [0])
     assert alone.token_ids == result.token_ids[:1]

@@ -358,13 +358,12 @@ class TestNothingStays:
 
 class TestQueue:
     def test_a_full_queue_raises(self, narrow):
-        running = narrow.submit(TEXTS[0], ENDLESS)
-        running.get()
-        waiting = [narrow.submit(TEXTS[0], GREEDY) for _ in range(2)]
-        with pytest.raises(QueueFullError, match="max_queued allows 3"):
-            narrow.submit(TEXTS[0], GREEDY, wait=False)
-        assert running.is_finished or not any(each.is_finished for each in waiting)
-        running.abort()
+        with paused(narrow) as (_, running):
+            waiting = [narrow.submit(TEXTS[0], GREEDY) for _ in range(2)]
+            with pytest.raises(QueueFullError, match="max_queued allows 3"):
+                narrow.submit(TEXTS[0], GREEDY, wait=False)
+            assert not any(each.is_finished for each in (running, *waiting))
+        assert running.result(timeout=20).is_ok
         assert all(each.result(timeout=20).is_ok for each in waiting)
         assert narrow.submit(TEXTS[0], GREEDY, wait=False).result().is_ok
 
@@ -376,7 +375,7 @@ class TestQueue:
         options = {**OPTIONS, "max_num_seqs": 1, "num_intake_threads": 2}  # as many as are begun
         with AsyncLLM(str(tiny_folder("mistral")), **options) as llm:
             with paused(llm):
-                priorities = [5, 0, 5, -1]
+                priorities = [5, 0, 6, -1]
                 handles = [llm.submit(TEXTS[0], GREEDY, priority=number) for number in priorities]
                 until(lambda: llm._desk._inbox.qsize() == len(handles))  # all are prepared
             begins = [handle.result(60) and handle.stats.first_token_time for handle in handles]

@@ -19,6 +19,7 @@ from tests.system.draft_layers import (
     write_head,
 )
 from tests.system.test_speculation import OTHERS, completions_of
+from tests.together import begin_together
 
 SIZES = {"hidden_size": 128, "num_attention_heads": 4}  # heads that two ranks can share
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -174,6 +175,7 @@ def test_more_options_with_images_in_a_tight_pool(folders, monkeypatch):
             **options,
         ) as llm:
             first = llm.generate([with_image, text], MORE["one token"], use_tqdm=False)
+            begin_together(llm, len(prompts))
             rest = llm.generate(prompts, params, use_tqdm=False)
             found.append(completions_of([*first, *rest]))
             stats = llm.stats()

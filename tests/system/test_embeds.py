@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmdeploy_llm import SamplingParams
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SIZES = [(70, 90), (150, 60), (112, 112)]
@@ -124,6 +125,7 @@ def test_with_preemption_among_images(vl_reference, make_llm, found, prompts, wa
         enable_prefix_caching=False,
     )
     images = [{"prompt": text, "multimodal_data": {"image": own}} for text, own in found]
+    begin_together(llm, 12)
     assert tokens(run(llm, (prompts + images) * 2)) == wanted * 4
     assert stats.steps[-1].num_preemptions > 0
 

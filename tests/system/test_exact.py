@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mmdeploy_llm import SamplingParams
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 TEXTS = [
@@ -65,6 +66,7 @@ def test_prompt_token_ids_are_the_reference_ones(reference, make_llm, make_pictu
 def test_batched(reference, make_llm, make_picture):
     llm, stats = make_llm(reference.folder)
     found = cases(reference, make_picture)
+    begin_together(llm, len(found))
     assert tokens(run(llm, found)) == expected(reference, found)
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
@@ -88,6 +90,7 @@ def test_with_preemption(reference, make_llm, make_picture):
         max_num_seqs=12,
         enable_prefix_caching=False,
     )
+    begin_together(llm, 12)
     assert tokens(run(llm, found * 4)) == expected(reference, found) * 4
     assert stats.steps[-1].num_preemptions > 0
 

@@ -6,6 +6,7 @@ import io
 import pytest
 
 from mmdeploy_llm import SamplingParams
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -76,6 +77,7 @@ def wanted(reference, contents):
 
 def test_conversations(chat_reference, make_llm, conversations):
     llm, stats = make_llm(chat_reference.folder)
+    begin_together(llm, len(conversations))
     outputs = llm.chat(
         [user_message(contents) for contents in conversations], GREEDY, use_tqdm=False
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmdeploy_llm import SamplingParams
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -97,6 +98,7 @@ def test_alone(video_reference, make_llm, found, wanted):
 
 def test_batched(video_reference, make_llm, found, wanted):
     llm, stats = make_llm(video_reference.folder)
+    begin_together(llm, len(found))
     assert tokens(run(llm, found)) == wanted
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 

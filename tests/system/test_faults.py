@@ -216,7 +216,7 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
 
 @pytest.mark.full
 def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
-    """The process that decodes gets SIGKILL again and again while a batch runs."""
+    """The process that decodes gets SIGKILL before a batch, and again and again while it runs."""
     from mmdeploy_llm.isolation import pool
 
     started = []
@@ -233,12 +233,16 @@ def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     is_over = threading.Event()
 
     def kill():
-        while not is_over.wait(0.05):
-            for process in list(started):
-                if process.poll() is None:
-                    os.kill(process.pid, signal.SIGKILL)
+        for process in list(started):
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    def kill_again():
+        while not is_over.wait(0.05):
+            kill()
+
+    kill()
+    killer = threading.Thread(target=kill_again)
     killer.start()
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     is_over.set()
@@ -277,13 +281,14 @@ class HangingStore:
     """Another package's fetcher: store://hang never returns, any other name is the same image."""
 
     def __init__(self, blob, awake):
-        self.blob, self.awake = blob, awake
+        self.blob, self.awake, self.is_asked = blob, awake, threading.Event()
 
     @hookimpl
     def fetch_media(self, ref):
         if not ref.uri.startswith("store://"):
             return None
         if ref.uri.startswith("store://hang"):
+            self.is_asked.set()
             self.awake.wait(60)
         return self.blob
 
@@ -345,7 +350,8 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
     make_llm, tiny_folder, image_prompt, make_picture, awake
 ):
     llm, _ = make_llm(tiny_folder(FAMILY), media_fetch_timeout=60)
-    llm.plugins.register(HangingStore(b"", awake), name="acme")
+    store = HangingStore(b"", awake)
+    llm.plugins.register(store, name="acme")
     outputs = llm.generate_iter([image_prompt("store://hang")], GREEDY)
     ended = []
 
@@ -356,7 +362,7 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
 
     taking = threading.Thread(target=take)
     taking.start()
-    time.sleep(0.3)
+    assert store.is_asked.wait(60)
     start = time.monotonic()
     llm.close()
     taking.join(timeout=20)

@@ -145,20 +145,19 @@ def run(name):
     try:
         calls[name]()
     except EngineError as error:
-        ends[name] = (time.monotonic(), "closed while" in str(error))
+        ends[name] = "closed while" in str(error)
 threads = [threading.Thread(target=run, args=(name,)) for name in calls]
 for thread in threads:
     thread.start()
-time.sleep(1.0)
-begin = time.monotonic()
+while len(llm._desk._held) <= 3 * llm._desk.max_begun:  # until all four have begun
+    time.sleep(0.01)
 closers = [threading.Thread(target=llm.close) for _ in range(2)]
 for closer in closers:
     closer.start()
 for thread in closers + threads:
     thread.join(30)
 llm.close()
-print(sorted(ends) == sorted(calls), all(end[1] for end in ends.values()))
-print(all(end[0] - begin < 5 for end in ends.values()))
+print(sorted(ends) == sorted(calls), all(ends.values()))
 try:
     llm.generate("x")
 except EngineError as error:
@@ -170,7 +169,7 @@ except EngineError as error:
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
 def test_close_ends_the_runs_of_other_threads(options, program):
     found = program(CLOSED, **options)
-    assert found == ["True True", "True", "this LLM is closed; make a new one"]
+    assert found == ["True True", "this LLM is closed; make a new one"]
 
 
 @pytest.mark.full
@@ -226,6 +225,10 @@ def num_files():
         looks.append(len(os.listdir("/proc/self/fd")))
         time.sleep(0.01)
     return min(looks)
+def settle():
+    # Waits for the thread that moves memory to large pages.
+    while any(thread.name == "large-pages" for thread in threading.enumerate()):
+        time.sleep(0.01)
 def environment():
     names = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     found = []
@@ -270,7 +273,7 @@ def test_the_program_gets_its_settings_back(order, program):
         STATE
         + f"""
 llm.close()
-time.sleep(0.7)  # until the thread that moves its memory to large pages has seen it
+settle()
 torch.set_num_threads(1)
 before = state()
 cpu = min(os.sched_getaffinity(0))
@@ -282,7 +285,7 @@ for index in {order}:
     two[index].close()
 del two
 gc.collect()
-time.sleep(0.7)
+settle()
 print([name for name, value in state().items() if value != before[name]])
 """
     )

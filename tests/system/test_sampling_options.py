@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmdeploy_llm import LLM, ConfigError, GuidedDecodingParams, SamplingParams
+from tests.together import begin_together
 
 PROMPTS = ["How many are there?", "Z is for zebra", "The quick brown fox", "One two three four"]
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -97,6 +98,7 @@ class TestLogitsProcessors:
             assert ids_of(results(llm, one, [prompt])) == [ids]
             assert streamed(llm, prompt, one)[1] == ids
         small, stats = make_llm(tiny_folder("qwen2"), num_gpu_blocks_override=6, max_model_len=80)
+        begin_together(small, len(PROMPTS))
         assert ids_of(results(small, params)) == expected
         assert stats.steps[-1].num_preemptions > 0
 
@@ -197,6 +199,7 @@ class TestEarlyStop:
         assert "repetition" in {reason for _, reason in expected}
         small, stats = make_llm(tiny_folder("qwen2"), num_gpu_blocks_override=7, max_model_len=96)
         params = SamplingParams(**own, early_stop={"window_size": 30, "threshold": 0.0})
+        begin_together(small, len(PROMPTS))
         ends = [(len(o.outputs.token_ids), o.outputs.finish_reason) for o in results(small, params)]
         assert ends == [(30, "repetition")] * 4
         assert stats.steps[-1].num_preemptions > 0
@@ -224,6 +227,7 @@ class TestNGramsThatMustNotRepeat:
         for prompt, output in zip(PROMPTS, found, strict=True):
             assert streamed(llm, prompt, params)[1] == list(output.outputs.token_ids)
         small, stats = make_llm(tiny_folder("qwen2"), num_gpu_blocks_override=7, max_model_len=96)
+        begin_together(small, len(PROMPTS))
         assert ids_of(results(small, params)) == ids_of(found)
         assert stats.steps[-1].num_preemptions > 0
 

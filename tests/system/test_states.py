@@ -11,7 +11,9 @@ from mmdeploy_llm.basic_layers import recordings
 from mmdeploy_llm.layers import GatedDeltaNet, Mamba2
 from mmdeploy_llm.native import CpuKernels
 from mmdeploy_llm.schedule.lifecycle import Lifecycle
+from mmdeploy_llm.schedule.pace import Pace
 from mmdeploy_llm.state_layers.places import Places
+from tests.together import begin_together
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -131,10 +133,12 @@ def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way, f
 
     def run():
         with LLM(folder, **options, **WAYS[way]) as llm:
+            begin_together(llm, 4)
             outputs = llm.generate(prompts, params, use_tqdm=False)
             return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], llm.stats()
 
     monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 4)
     monkeypatch.setattr(layer, "forward", forward)
     monkeypatch.setattr(Lifecycle, "preempt", preempt)
     found, stats = run()

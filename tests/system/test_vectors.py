@@ -12,6 +12,7 @@ from mmdeploy_llm.outputs import RequestMetrics, RequestOutput
 from mmdeploy_llm.pooled_outputs import PooledOutput, ScoreOutput
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import EmbeddingRules
+from tests.together import begin_together
 
 PROMPTS = ["The quick brown fox jumps over the lazy dog. " * 6, "the cat", "hello there " * 40]
 LABELS = ["cat", " dog barks a lot", "x"]
@@ -81,6 +82,7 @@ def test_vectors_beside_texts_and_preemption(llm, states, monkeypatch):
     for pooling in ("mean", "tokens", "last"):
         asks = iter(llm.embed_iter(PROMPTS * 3, pooling=pooling))
         outputs.append((pooling, next(asks)))
+        begin_together(llm, len(PROMPTS))
         texts = llm.generate(PROMPTS, params, use_tqdm=False)
         outputs += [(pooling, output) for output in asks]
         assert [own.outputs.token_ids for own in texts] == [own.outputs.token_ids for own in alone]
@@ -158,7 +160,8 @@ def test_labels_are_as_likely_as_transformers_says(llm, states):
 
 def test_the_prompt_of_labels_is_computed_once(llm):
     before = llm.stats()
-    llm.classify("one two three four five " * 20, ["a", "b", "c", "d"], use_tqdm=False)
+    begin_together(llm, 4)  # the pool has room for all
+    llm.classify("one two three four five " * 8, ["a", "b", "c", "d"], use_tqdm=False)
     after = llm.stats()
     queried = after.num_queried_tokens - before.num_queried_tokens
     assert after.num_cached_tokens - before.num_cached_tokens > 0.6 * queried

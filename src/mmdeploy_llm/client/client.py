@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.adapter_ref import AdapterRef, AnyAdapter, LoRARequest
 from mmdeploy_llm.boxes.reading import Box, FoundBoxes
+from mmdeploy_llm.closing import closed_on_error
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.desk.ticket import Ask
@@ -56,11 +57,13 @@ class EngineClient(Belonging):
             from mmdeploy_llm.startup.start import report_load
 
             self._desk = open_desk(self._config, self._step_lock)
-        # The desk ends with this object; with the program it ends by itself.
-        self._stop = finalize_here(self, self._desk.stop, at_exit=False)
-        self.plugins = self._desk.plugins
-        self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
-        report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
+        with closed_on_error() as opened:
+            opened.callback(self._desk.close)
+            # The desk ends with this object; with the program it ends by itself.
+            self._stop = finalize_here(self, self._desk.stop, at_exit=False)
+            self.plugins = self._desk.plugins
+            self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
+            report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
 
     def _facts(self) -> dict[str, str]:
         runtime, blocks = self.runtime, self.num_kv_blocks

@@ -76,6 +76,9 @@ class LocalDesk(LocalAdapters):
             interrupt_thread(self.thread)
             self.thread.join(CLOSE_SECONDS)
             raise
+        except BaseException:
+            self.thread.join(CLOSE_SECONDS)  # it has ended, but for the error that it reports
+            raise
         finally:
             del started  # an error in it holds this frame, and the model as far as it was loaded
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.boxes.reading import FoundBoxes
+from mmdeploy_llm.closing import closed_on_error
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
 from mmdeploy_llm.hooks import PluginManager
@@ -48,16 +49,13 @@ def open_desk(config: EngineConfig, step_lock: AbstractContextManager[None] | No
         for index, own in enumerate(engine_configs(config, machine))
     ]
     desks: list[RemoteDesk] = []
-    try:
+    with closed_on_error() as opened:
         for start_one in make:
             desks.append(start_one())
+            opened.callback(desks[-1].kill)
         for desk in desks:
             desk.open()
-    except BaseException:
-        for desk in desks:
-            desk.kill()
-        raise
-    return ManyDesks(desks, plugins, make)
+        return ManyDesks(desks, plugins, make)
 
 
 class ManyDesks(Desk):
@@ -100,13 +98,11 @@ class ManyDesks(Desk):
             dead = self.desks[index]
             if dead.death is None or self._is_closed:
                 continue
-            fresh = make()
-            try:
+            with closed_on_error() as opened:
+                fresh = make()
+                opened.callback(fresh.kill)
                 fresh.open()
                 self._change_adapters(fresh)
-            except BaseException:
-                fresh.kill()
-                raise
             self.desks[index] = fresh
             dead.close()
             self._begin_some()

@@ -114,8 +114,13 @@ class RemoteDesk(Desk):
         threading.Thread(target=self._receive_all, daemon=True).start()
 
     def kill(self) -> None:
-        """Kills the process of a desk that is not open yet."""
-        self._worker.kill()
+        """Ends the process of a desk that nobody uses yet, open or not, and its threads."""
+        self._is_closed = True
+        if self._sender.is_alive():  # which closes the channel that another thread reads
+            self._worker.interrupt()
+            self._sender.join(2 * CLOSE_SECONDS)
+        else:
+            self._worker.kill()
 
     @property
     def pid(self) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mmdeploy_llm.hooks import EncoderPrompts, MediaProcessor, MediaSplitter
 from mmdeploy_llm.messages import MEDIA_KINDS
+
+logger = logging.getLogger(__name__)
 
 TEXTS = (
     "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
@@ -93,11 +96,15 @@ class ModelMedia:
         return owner(self.processors.get(kind) or self.splitters[kind])
 
     def close(self) -> None:
-        """Closes the processors and splitters."""
-        for processor in self.processors.values():
-            processor.close()
-        for splitter in self.splitters.values():
-            splitter.close()
+        """Closes the processors and splitters. An error in one, which is a plugin's, is logged and
+        prevents no other."""
+        readers: Iterable[MediaProcessor | MediaSplitter]
+        readers = (*self.processors.values(), *self.splitters.values())
+        for reader in readers:
+            try:
+                reader.close()
+            except Exception:
+                logger.exception("%s cannot be closed", owner(reader))
 
 
 def owner(reader: object) -> str:

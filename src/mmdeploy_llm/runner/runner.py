@@ -258,8 +258,8 @@ class Runner:
         self._slots.append(rows.slots, rows.ends, result.token_ids)
         for row, item in enumerate(rows.items):
             if row in result.errors:
-                message = result.errors[row]
-                outcome.errors[item.request_id] = RequestFailure(code=500, message=message)
+                code, message = 400 if row in result.unmet else 500, result.errors[row]
+                outcome.errors[item.request_id] = RequestFailure(code=code, message=message)
                 continue
             outcome.sampled[item.request_id] = result.token_ids[row]
             if row in result.certain:

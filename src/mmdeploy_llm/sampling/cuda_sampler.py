@@ -29,6 +29,7 @@ from .results import NOT_FINITE, NOTHING_ALLOWED, Certainty, PendingSample, Samp
 from .sampler import Sampler
 from .state import NO_LOGPROBS, SlotRequest, SlotState
 from .tables import SlotTables
+from .unmet import why_nothing
 
 CHUNK = 32  # rows whose log-probabilities are computed at once, to bound temporaries
 MESSAGES = {kernels.NOT_FINITE: NOT_FINITE, kernels.NOTHING_ALLOWED: NOTHING_ALLOWED}
@@ -190,6 +191,9 @@ class CudaSampler(Sampler):
         for row, reason in launch.failures.items():
             if errors.get(row) != NOT_FINITE:
                 errors[row], chosen[row] = reason, 0
+        unmet = [row for row, reason in errors.items() if reason == NOTHING_ALLOWED]
+        for row in unmet:
+            errors[row] = why_nothing(launch.tracked.get(row), self._vocab_size)
         for row, state in launch.tracked.items():
             slot = launch.index[row]
             if row not in errors and self._state.holds(slot, state):
@@ -198,6 +202,7 @@ class CudaSampler(Sampler):
             token_ids=chosen,
             logprobs=_entries(launch, errors),
             errors=errors,
+            unmet=unmet,
             certain=() if launch.certain is None else launch.certain.rows_in(errors),
         )
 

@@ -122,10 +122,11 @@ class GrammarBackend:
         cannot be compiled; what a parser raises."""
         matcher = self._matcher(params)
         if self._new_parser is None:
-            return Guide(matcher)
+            return Guide(matcher, texts=self._texts)
         parser = self._new_parser()
         texts = self._texts_with(parser.markers)
-        return Guide(matcher, Thoughts(parser, texts, self._eos_token_ids, matcher, prompt))
+        thoughts = Thoughts(parser, texts, self._eos_token_ids, matcher, prompt)
+        return Guide(matcher, thoughts, self._texts)
 
     def matches(self, params: GuidedDecodingParams, text: str) -> bool:
         """Whether a text is what a constraint asks for."""

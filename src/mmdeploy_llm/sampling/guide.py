@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.plugin_objects.parsing import PROBE
 
 from .matcher import GrammarMatcher
-from .token_texts import TokenTexts, Words, ban_ids, is_begun, num_begun
+from .token_texts import BITS, TokenTexts, Words, ban_ids, is_begun, num_begun
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +34,18 @@ logger = logging.getLogger(__name__)
 class Guide:
     """The state of one request in its constraint. Its SlotState is the only writer.
 
-    thoughts: follows the text up to the answer; None for text that is all answer.
+    thoughts: follows the text up to the answer; None for text that is all answer. texts: of the
+    tokens, for messages.
     """
 
-    def __init__(self, matcher: GrammarMatcher, thoughts: Thoughts | None = None) -> None:
+    def __init__(
+        self,
+        matcher: GrammarMatcher,
+        thoughts: Thoughts | None = None,
+        texts: Sequence[bytes] = (),
+    ) -> None:
         self._matcher = matcher
-        self._thoughts = thoughts
+        self._thoughts, self._texts = thoughts, texts
         self.must_end = False  # the answer is complete: after `fill`, whether nothing may follow
 
     @property
@@ -64,6 +70,14 @@ class Guide:
             words = self._thoughts.words(size, self._matcher)
         self.must_end = self.is_answering and self._matcher.is_only_end(words)
         mask[row] = torch.from_numpy(words.view(np.int32))
+
+    def allowed(self, vocab_size: int) -> list[str]:
+        """Returns the texts of the tokens that are allowed next, for messages."""
+        mask = torch.zeros((1, -(-vocab_size // BITS)), dtype=torch.int32)
+        self.fill(mask, 0)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[:vocab_size]
+        ids = np.flatnonzero(bits).tolist()
+        return [self._texts[i].decode(errors="replace") for i in ids if i < len(self._texts)]
 
 
 class Thoughts:

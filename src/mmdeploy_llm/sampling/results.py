@@ -28,13 +28,14 @@ class SampleResult:
 
     token_ids: [N], 0 where the row failed.
     logprobs: [N], None where none were requested or the row failed.
-    errors: row -> why it has no token.
+    errors: row -> why it has no token. unmet: of these, the rows whose own rules allow none.
     certain: rows whose token is more probable than the threshold of their early stop.
     """
 
     token_ids: list[int]
     logprobs: tuple[TokenLogprobs | None, ...]
     errors: Mapping[int, str] = field(default_factory=dict)
+    unmet: Collection[int] = ()
     certain: Collection[int] = ()
 
 

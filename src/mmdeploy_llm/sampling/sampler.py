@@ -31,8 +31,9 @@ from .grammar import GrammarBackend
 from .largest import first_argmax
 from .logprobs import are_certain, logprobs_of
 from .processors import LogitsProcessors, process
-from .results import NOT_FINITE, NOTHING_ALLOWED, Certainty, Choice, PendingSample, SampleResult
+from .results import NOT_FINITE, Certainty, Choice, PendingSample, SampleResult
 from .state import NO_LOGPROBS, SamplingState, SlotRequest
+from .unmet import why_nothing
 
 
 class Sampler:
@@ -122,9 +123,10 @@ class Sampler:
         # Token ids and outcomes are transferred to the host together.
         outcomes = torch.stack([choice.token_ids, choice.is_finite, choice.is_allowed])
         chosen, finite, allowed = outcomes.tolist()
-        errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
-        errors |= choice.failures
-        errors |= {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
+        infinite = {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
+        errors = {**choice.failures, **infinite}
+        unmet = [row for row, is_ok in enumerate(allowed) if not is_ok and row not in errors]
+        errors |= {row: why_nothing(self._state[index[row]], self._vocab_size) for row in unmet}
         for row, token_id in forced.items():
             chosen[row] = token_id
         for row in errors:
@@ -132,11 +134,9 @@ class Sampler:
         logprobs = self._logprobs(logits, index, chosen, errors)
         certain = self._certain(logits, index, chosen)
         self._advance(index, chosen, errors)
+        sure = () if certain is None else certain.rows_in(errors)
         return SampleResult(
-            token_ids=chosen,
-            logprobs=logprobs,
-            errors=errors,
-            certain=() if certain is None else certain.rows_in(errors),
+            token_ids=chosen, logprobs=logprobs, errors=errors, unmet=unmet, certain=sure
         )
 
     def _choose(

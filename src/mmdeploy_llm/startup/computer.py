@@ -34,6 +34,12 @@ class Computer:
     model: Model | None
     host: Host | None = None
 
+    def close(self) -> None:
+        """Closes the runner, with its processes, and lets go of this process."""
+        self.runner.close()
+        if self.host is not None:
+            self.host.close()
+
 
 def build_computer(
     runtime: RuntimeConfig,

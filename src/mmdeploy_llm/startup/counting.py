@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mmdeploy_llm.closing import closed_on_error
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.model_folder import PROMPT_FILES
@@ -34,4 +35,7 @@ def open_intake(config: EngineConfig) -> Intake:
     nothing = CudaSetup(torch=torch.__version__)
     machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=None)
     runtime = final_options(config, files, machine)
-    return build_intake(files, runtime, build_media(files, config))
+    with closed_on_error() as opened:
+        media = build_media(files, config)
+        opened.callback(media.close)
+        return build_intake(files, runtime, media)

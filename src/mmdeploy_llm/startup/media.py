@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.budgets.choice import budgets_of
+from mmdeploy_llm.closing import closed_on_error
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
 from mmdeploy_llm.hooks import (
@@ -63,8 +64,11 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
         kind: plugins.media_processor(kind, files.spec.name, spec=files.spec)
         for kind in table.kinds
     }
+    encoder = encoder_rule(files.spec, files.checkpoint, plugins.owner(files.spec))
     processors = build_processors(files, config)
-    splitters, yields = _build_splitters(files, config, chosen, tuple(processors))
+    with closed_on_error() as opened:
+        opened.callback(ModelMedia(processors=processors).close)
+        splitters, yields = _build_splitters(files, config, chosen, tuple(processors))
     read = (*processors, *splitters)
     specs = {kind: spec for kind, spec in chosen.items() if spec is not None and kind in read}
     return ModelMedia(
@@ -79,7 +83,7 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
         },
         part_texts={kind: spec.part_text for kind, spec in specs.items() if spec.part_text},
         encoded=files.spec.media,
-        encoder=encoder_rule(files.spec, files.checkpoint, files.plugins.owner(files.spec)),
+        encoder=encoder,
         owners={kind: plugins.described(spec) for kind, spec in specs.items()},
     )
 
@@ -96,17 +100,19 @@ def _build_splitters(
     left = {kind: spec for kind, spec in split.items() if kind not in read}
     splitters: dict[str, MediaSplitter] = {}
     yields: dict[str, str] = {}
-    while ready := [kind for kind, spec in left.items() if spec.yields in (*read, *splitters)]:
-        for kind in ready:
-            spec = left.pop(kind)
-            options = _with_prefix(config.mm_processor_kwargs or {}, kind)
-            try:
-                splitters[kind] = files.plugins.build_splitter(spec, files.checkpoint, options)
-            except UnsupportedMediaError as reason:
-                logger.info("the model takes no %s: %s", kind, reason)
-            else:
-                assert spec.yields is not None
-                yields[kind] = spec.yields
+    with closed_on_error() as opened:
+        opened.callback(ModelMedia(splitters=splitters).close)
+        while ready := [kind for kind, spec in left.items() if spec.yields in (*read, *splitters)]:
+            for kind in ready:
+                spec = left.pop(kind)
+                options = _with_prefix(config.mm_processor_kwargs or {}, kind)
+                try:
+                    splitters[kind] = files.plugins.build_splitter(spec, files.checkpoint, options)
+                except UnsupportedMediaError as reason:
+                    logger.info("the model takes no %s: %s", kind, reason)
+                else:
+                    assert spec.yields is not None
+                    yields[kind] = spec.yields
     return splitters, yields
 
 
@@ -135,20 +141,23 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
     for name in (f"{kind}_tokens" for kind in MEDIA_KINDS):
         if name in given:
             raise ConfigError(f"{name} is an option of its own: give LLM({name}=...)")
-    found = {}
+    found: dict[str, MediaProcessor] = {}
     kinds = kinds_of(files)
     known = dict.fromkeys((*kinds, *files.plugins.kinds.yields))
-    for kind in kinds:
-        spec = files.plugins.media_processor(kind, files.spec.name, spec=files.spec)
-        if spec is None or spec.yields is not None:
-            continue
-        others = [other for other in known if other not in (kind, *MEDIA_KINDS)]
-        options = _own_options(given, others)
-        try:
-            made = files.plugins.build(spec, files.checkpoint, options)
-            found[kind] = within_budget(made, budgets_of(config).get(kind, "full"))
-        except UnsupportedMediaError as reason:
-            logger.info("the model takes no %s: %s", kind, reason)
+    with closed_on_error() as opened:
+        opened.callback(ModelMedia(processors=found).close)
+        for kind in kinds:
+            spec = files.plugins.media_processor(kind, files.spec.name, spec=files.spec)
+            if spec is None or spec.yields is not None:
+                continue
+            others = [other for other in known if other not in (kind, *MEDIA_KINDS)]
+            options = _own_options(given, others)
+            try:
+                found[kind] = files.plugins.build(spec, files.checkpoint, options)
+            except UnsupportedMediaError as reason:
+                logger.info("the model takes no %s: %s", kind, reason)
+            else:
+                found[kind] = within_budget(found[kind], budgets_of(config).get(kind, "full"))
     return found
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.pooling.abilities import abilities_of
 from mmdeploy_llm.portable.machine import free_ram
@@ -132,27 +134,27 @@ def measured_memory(
     max_media_tokens = runtime.encoder_cache_tokens
     if cross_of(model) is None:  # they stand in the sequence
         max_media_tokens = min(max_media_tokens, runtime.max_model_len - 2)
-    while True:
-        largest = largest_step(processors, runtime, model, max_media_tokens)
-        # All requests of these steps write to the blocks of the longest one.
-        runner = new_runner(-(-largest.longest // largest.block_size))
-        memory = measure(runner.run, largest, meter)
-        del runner
-        gc.collect()  # its KV cache counts as available
-        available = meter.available()
-        is_fine = peers.agree(2 * memory.step <= available)  # leaves half for the cache
-        if not largest.media or max_media_tokens <= MIN_MEDIA or is_fine:
-            break
-        max_media_tokens //= 4
-        logger.warning(
-            "the largest media would take %.2f of %.2f GiB; items of more than %d tokens may find "
-            "no memory and fail alone: bound their size (mm_processor_kwargs), or max_model_len",
-            memory.step / 2**30,
-            available / 2**30,
-            max_media_tokens,
-        )
-    for processor in processors.values():
-        processor.close()
+    with closing(ModelMedia(processors=processors)):
+        while True:
+            largest = largest_step(processors, runtime, model, max_media_tokens)
+            # All requests of these steps write to the blocks of the longest one.
+            runner = new_runner(-(-largest.longest // largest.block_size))
+            memory = measure(runner.run, largest, meter)
+            del runner
+            gc.collect()  # its KV cache counts as available
+            available = meter.available()
+            is_fine = peers.agree(2 * memory.step <= available)  # leaves half for the cache
+            if not largest.media or max_media_tokens <= MIN_MEDIA or is_fine:
+                break
+            max_media_tokens //= 4
+            logger.warning(
+                "the largest media would take %.2f of %.2f GiB; items of more than %d tokens may "
+                "find no memory and fail alone: bound their size (mm_processor_kwargs), or "
+                "max_model_len",
+                memory.step / 2**30,
+                available / 2**30,
+                max_media_tokens,
+            )
     return cache_memory(memory, largest, available, not runtime.enforce_eager)
 
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from mmdeploy_llm.attention.out_of_memory import is_out_of_memory
+from mmdeploy_llm.closing import closed_on_error
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.model_folder import naming
+from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .adapters import new_table
@@ -59,15 +61,19 @@ def _start(config: EngineConfig) -> Assembly:
     files = read_model_files(config)
     machine = read_machine(config)
     runtime = final_options(config, files, machine)
-    # Before the weights are read, so that wrong options are told at once.
-    media = build_media(files, runtime.options)
-    try:
+    with closed_on_error() as opened:
+        # Before the weights are read, so that wrong options are told at once.
+        media = build_media(files, runtime.options)
+        opened.callback(media.close)
         adapters = new_table(files, runtime)
         computer = _computer(config, runtime, files, machine)
-    except BaseException:
-        media.close()
-        raise
-    info = computer.info
+        opened.callback(computer.close)
+        _log(computer.info, files)
+        return build_rooms(files, machine, computer, media, adapters)
+
+
+def _log(info: ExecutorInfo, files: ModelFiles) -> None:
+    """Logs what the model is computed with."""
     if info.runtime.dtype_choice is not None:
         logger.info(info.runtime.dtype_choice)
     if files.spec.sampling:
@@ -87,7 +93,6 @@ def _start(config: EngineConfig) -> Assembly:
             info.num_window_blocks,
             info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
-    return build_rooms(files, machine, computer, media, adapters)
 
 
 def _computer(
@@ -99,14 +104,12 @@ def _computer(
         use = {**files.plugins.choices, **config.use}
         own = replace(runtime, options=config.model_copy(update={"use": use}))
         return build_ranks(own, files, machine)
-    host = Host(runtime, machine)
-    try:
+    with closed_on_error() as opened:
+        host = Host(runtime, machine)
+        opened.callback(host.close)
         computer = build_computer(runtime, files, machine, host)
-    except BaseException:
-        host.close()
-        raise
-    host.settle()
-    return computer
+        host.settle()
+        return computer
 
 
 def report_load(runtime: RuntimeConfig, num_blocks: int, *, quiet: bool) -> None:

@@ -1,6 +1,7 @@
 """Greedy tokens equal transformers' own generate, in any batch and with any cache."""
 
 from mmdeploy_llm import SamplingParams
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 TEXTS = ("The quick brown fox", "User: what is it?\n\nAssistant:")
@@ -41,6 +42,7 @@ def expected(reference, found):
 def test_batched(reference, make_llm, picture):
     llm, stats = make_llm(reference.folder)
     found = cases(reference, picture)
+    begin_together(llm, len(found))
     outputs = run(llm, found)
     for output, case in zip(outputs, found, strict=True):
         ids = reference.inputs(*case)["input_ids"][0].tolist()

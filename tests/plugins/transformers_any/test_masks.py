@@ -13,6 +13,7 @@ from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm_plugins.transformers_any import ANY, masks, trial
 from mmdeploy_llm_plugins.transformers_media import processor
+from tests.together import begin_together
 
 from .conftest import Family, Reference, text_fields, vision_fields, write
 
@@ -86,6 +87,7 @@ def test_a_whole_prompt_sees_itself(reference, make_llm, picture):
     found = prompts_of(picture)
     expected = [reference.generate(theirs, images) for _, theirs, images in found]
     llm, stats = make_llm(reference.folder)
+    begin_together(llm, len(found))
     assert answers(llm, found) == answers(llm, found) == expected
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
     assert answers(make_llm(reference.folder, **TIGHT)[0], found * 2) == expected * 2

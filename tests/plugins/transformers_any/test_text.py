@@ -9,6 +9,7 @@ from mmdeploy_llm.testing import ModelConformance, ModelVariantConformance
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins.transformers_any import ANY
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TEXTS = ("The quick brown fox", "User: how many circles are there? Assistant:", "a circle " * 9)
@@ -200,6 +201,7 @@ class TestGemma2(AnyText, ModelConformance):
         options = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4}
         llm, stats = make_llm(subject.folder, blocked_plugins=OTHERS, **options)
         for _ in range(2):
+            begin_together(llm, len(TEXTS))
             outputs = llm.generate(list(TEXTS), GREEDY, use_tqdm=False)
             for output in outputs:
                 assert output.error_msg is None

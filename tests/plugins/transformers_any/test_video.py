@@ -12,6 +12,7 @@ from mmdeploy_llm.media import constant_timeline
 from mmdeploy_llm.media_checks.samples import pixels
 from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm_plugins.transformers_media.video.sampling import Sampling
+from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 NATIVE = ("glm", "qwen")
@@ -97,6 +98,7 @@ def expected(reference, found, frames):
 def test_batched(reference, make_llm, blobs, frames):
     llm, stats = make_llm(reference.folder, **VIDEOS)
     found = cases(reference, frames)
+    begin_together(llm, len(found))
     outputs = run(llm, found, blobs)
     for (text, numbers), output in zip(found, outputs, strict=True):
         ids = reference.ids(text, [frames[number] for number in numbers])[0].tolist()

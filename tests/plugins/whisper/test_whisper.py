@@ -286,6 +286,32 @@ def test_constraints_and_bans_begin_after_the_language(lively):
         assert (out.error_code, "asks for timestamps" in out.error_msg) == (400, True), out
 
 
+def test_a_constraint_that_needs_suppressed_tokens_is_told(lively):
+    """The request is wrong, not the engine: the tokens are named, and what bans them. What else is
+    in the batch is not concerned, and a constraint that only may use such tokens is kept."""
+    asked = ("'{8}", "a{8}", "[b-d']{8}", "b{3}'{3}", None)
+    options = {"dtype": "float32", "use_warmup": False, "kv_cache_memory": 2**22}
+    with LLM(str(lively), max_num_seqs=8, **options) as llm:
+        prompt = {"prompt": "<|de|>", "multimodal_data": {"audio": sound(1)}}
+        params = [
+            SamplingParams(
+                max_tokens=16,
+                temperature=0,
+                guided_decoding=None if regex is None else GuidedDecodingParams(regex=regex),
+            )
+            for regex in asked
+        ]
+        never, first, kept, later, free = llm.generate([prompt] * len(asked), params)
+    for out, token in ((never, "'"), (first, "a"), (later, "'")):
+        assert out.error_code == 400, out
+        assert f"guided_decoding allows only {token!r} " in out.error_msg
+        assert "banned by logits processor 'whisper' of plugin 'whisper';" in out.error_msg
+        assert "suppress_tokens" in out.error_msg
+    assert later.outputs.text == "bbb"
+    assert re.fullmatch("[b-d]{8}", kept.outputs.text), kept
+    assert free.error_code == 200
+
+
 def test_a_language_that_the_model_does_not_know_is_told_at_once(folder):
     rule = WhisperSpeech(read_checkpoint(folder))
     assert rule.prompt("German", "translate", "ACME") == "ACME<|German|><|translate|><|timestamps|>"
