@@ -165,6 +165,22 @@ def test_a_request_that_fails_is_an_error(monkeypatch):
     assert "a request of the workload failed" in result.stderr
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("family", "work", "words"),
+    [
+        ("whisper", "text", "no workload has sounds"),
+        ("vision_encoder_decoder", "text", "the workloads vl and photo have a picture"),
+        ("qwen2", "vl", "the workload text has no pictures"),
+    ],
+)
+def test_what_a_model_does_not_read_is_told_with_what_it_reads(tiny_folder, family, work, words):
+    options = ["--requests", "1", "--rounds", "1", "-m", str(tiny_folder(family))]
+    result = CliRunner().invoke(cli.app, ["bench", work, *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize("name", ["text", "vl", pytest.param("photo", marks=pytest.mark.full)])
 def test_workloads_are_the_same_again_and_differ_by_seed(tmp_path, name):
     work = Workload(name=name, num_requests=2, vocab_size=100, folder=tmp_path)

@@ -51,7 +51,7 @@ class FakeLLM:
     death, num_dead = None, 0  # of its engine
 
     def __init__(self, made, model, **options):
-        if model == "pics":
+        if model == "unserved":
             raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
         assert options.pop("quiet"), "stderr is for what the command says"
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
@@ -168,7 +168,9 @@ def run(monkeypatch, tmp_path):
 def pictures(tmp_path):
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG")
-    (tmp_path / "pics").mkdir()
+    for name in ("pics", "unserved"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "unserved" / "config.json").write_text("{}")
     for name in ("a.png", "b.png"):
         (tmp_path / "pics" / name).write_bytes(buffer.getvalue())
     return tmp_path / "pics"
@@ -320,7 +322,8 @@ class TestCaption:
         [
             (["caption", "nowhere"], "does not exist"),
             (["caption", "pics", "--overwrite", "--resume"], "contradict"),
-            (["caption", "pics", "--model", "pics"], "no plugin serves"),
+            (["caption", "pics", "--model", "unserved"], "no plugin serves"),
+            (["caption", "pics", "--model", "pics"], "has no config.json"),
             (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
             (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
             (["caption", "pics", "--output", "pics", "--format", "jsonl"], "is a folder"),
@@ -335,7 +338,7 @@ class TestCaption:
         assert result.stderr.startswith("error: ")
 
     def test_debug_shows_the_traceback(self, run, made, pictures):
-        result = run("--debug", "caption", "pics", "--model", "pics")
+        result = run("--debug", "caption", "pics", "--model", "unserved")
         assert isinstance(result.exception, ModelNotSupportedError)
 
     def test_names_cannot_steer_the_terminal(self, run, made, pictures):

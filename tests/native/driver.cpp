@@ -288,28 +288,18 @@ void run_pixels() {
 
 template <typename T>
 void run_sampling(int32_t dtype, int32_t threads) {
-    const int64_t rows = between(1, 5), size = between(1, 3000), num = between(1, size);
+    const int64_t rows = between(1, 5), size = between(1, 40000);
     auto logits = random_values<T>(rows * size);
-    std::vector<float> values(rows * num), z(rows * size), temperatures(rows, 0.7f);
-    std::vector<double> uniforms(rows, 0.9);
-    std::vector<int64_t> ids(rows * num), tokens(rows);
-    run(mm::Largest{dtype, logits.data(), size, rows, size, num, values.data(), ids.data(),
-                    threads});
     std::vector<T> peaks(rows);
-    std::vector<int64_t> firsts(rows);
-    run(mm::FirstLargest{dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(),
+    std::vector<int64_t> tokens(rows);
+    run(mm::FirstLargest{dtype, logits.data(), size, rows, size, tokens.data(), peaks.data(),
                          threads});
-    run(mm::Temper{dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads});
-    std::vector<double> sums(rows);
-    run(mm::Weigh{dtype, logits.data(), size, rows, size, temperatures.data(), uniforms.data(),
-                  sums.data(), tokens.data(), threads});
-    std::vector<float> least(rows, -between(0, 3));
-    std::vector<int64_t> top_k(rows, between(0, size));
-    std::vector<double> top_p(rows, between(0, 10) / 10.0);
-    const std::vector<float> probs(rows * size, 1.0f / float(size));
-    run(mm::Cut{z.data(), probs.data(), rows, size, least.data(), top_k.data(), top_p.data(),
-                threads});
-    run(mm::Invert{probs.data(), rows, size, uniforms.data(), tokens.data(), threads});
+    const std::vector<float> temperatures(rows, 0.7f);
+    const std::vector<float> least(rows, between(0, 1) ? -INFINITY : -float(between(0, 3)));
+    const std::vector<int64_t> top_k(rows, between(0, 1) ? 0 : between(0, size));
+    const std::vector<double> top_p(rows, between(0, 10) / 10.0), uniforms(rows, 0.9);
+    run(mm::Draw{dtype, logits.data(), size, rows, size, temperatures.data(), least.data(),
+                 top_k.data(), top_p.data(), uniforms.data(), tokens.data(), threads});
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ import torch
 from mmdeploy_llm.sampling.draw import draw
 from mmdeploy_llm.sampling.draw_params import DrawParams
 from mmdeploy_llm.sampling.largest import first_argmax
-from mmdeploy_llm.sampling.sure_draw import draw_surely
+from mmdeploy_llm.sampling.masses import masses
 
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (65, 127, 1000, 1024, 33_000, 151_936)
@@ -48,67 +48,81 @@ def test_the_same_tokens_with_and_without_kernels(kernels, dtype, vocab_size):
         assert torch.equal(draw(logits, params, kernels), draw(logits, params))
 
 
+def rows_of(kind, vocab_size):
+    """Returns 5 rows of logits."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randn(5, vocab_size, generator=generator)
+    if kind == "spread":
+        return logits * torch.tensor([0.01, 1, 2, 3, 5])[:, None]
+    if kind == "peaked":
+        logits[:, ::17_000] += torch.tensor([6.0, 9, 12, 15, 40])[:, None]
+    if kind == "equal":  # some thousand values in all, and many at every border
+        return logits.mul(3).round().bfloat16().float()
+    if kind == "banned":
+        logits[torch.rand(5, vocab_size, generator=generator) < 0.999] = -torch.inf
+    if kind == "uneven":  # a sample says nothing about the rest
+        logits[:, 33:] -= 20
+    return logits
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_draws_without_a_softmax_are_those_with_it(kernels, dtype):
-    """Steep rows, drawn by top_p alone or without a rule; most of them are sure. Uniform numbers on
-    both sides of a border are never sure on the wrong side."""
-    rows = 120
-    logits = logits_of(rows, 33_000, dtype)
-    params = params_of(rows, 3)
-    off = np.zeros(rows)
-    params = replace(params, top_k=off.astype(np.int64), min_p=off)
-    borders = logits.float().div(torch.from_numpy(params.temperature)[:, None]).double()
-    borders = borders.softmax(1).cumsum(1)[:, 16_000].numpy()
-    near = borders * (1 + np.linspace(-1e-6, 1e-6, rows))
-    for uniforms in (params.uniforms, near.clip(0, 1 - 2.0**-53)):
-        own = replace(params, uniforms=uniforms)
-        expected = draw(logits, own)
-        assert torch.equal(draw(logits, own, kernels), expected)
-        sure = draw_surely(logits, own, 64, kernels)
-        assert torch.equal(sure.tokens[sure.is_sure], expected[sure.is_sure])
-    assert draw_surely(logits, params, 64, kernels).is_sure.sum() > rows / 2
+@pytest.mark.parametrize("kind", ["spread", "peaked", "equal", "banned", "uneven", "flat"])
+@pytest.mark.parametrize("vocab_size", [40_000, pytest.param(250_002, marks=pytest.mark.full)])
+def test_top_p_alone(kernels, dtype, kind, vocab_size):
+    """Its border is found without a sort wherever it is, and is the same token's."""
+    logits = rows_of(kind, vocab_size).to(dtype)
+    off = np.zeros(5)
+    for temperature in (0.5, 1.0, 100.0):
+        for top_p in (0.0, 1e-9, 0.3, 0.7, 0.999, 1 - 2.0**-53, 1.0):
+            params = DrawParams(
+                temperature=np.full(5, temperature, dtype=np.float32),
+                top_k=off.astype(np.int64),
+                top_p=off + top_p,
+                min_p=off,
+                uniforms=np.array([0.0, 0.2, 0.6, 0.9, 1 - 2.0**-53]),
+            )
+            assert torch.equal(draw(logits, params, kernels), draw(logits, params))
 
 
-def test_tokens_that_top_p_may_keep_do_not_move_a_sure_draw(kernels):
-    """Rows have 60 visible tokens; the rounding of the softmax decides which of the last are kept.
-    Each moves the borders of the others, to which the uniform numbers are close."""
-    rows, top_p = 40, 0.995
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.stack([torch.randperm(151_936, generator=generator)[:60] for _ in range(rows)])
-    z = 0.02 * torch.randn(rows, 60, generator=generator) - 0.1 * torch.arange(60)
-    z = z.sort(descending=True).values
-    logits = torch.full((rows, 151_936), -30.0).scatter_(1, ids, z)
-    shares = z.double().softmax(1)
-    shares *= shares.cumsum(1) - shares < top_p
-    borders = (shares / shares.sum(1, keepdim=True)).gather(1, ids.argsort(1)).cumsum(1)
-    num_sure = 0
-    for column in range(5, 60, 10):
-        uniforms = borders[:, column].numpy() + np.linspace(-1e-3, 1e-3, rows)
-        off, on = np.zeros(rows), np.ones(rows)
+def test_top_k_that_reaches_banned_tokens(kernels):
+    logits = rows_of("banned", 40_000)
+    for top_k in (50, 2_000, 40_000):
+        params = replace(params_of(5, top_k), top_k=np.full(5, top_k), top_p=np.full(5, 0.9))
+        assert torch.equal(draw(logits, params, kernels), draw(logits, params))
+
+
+def test_every_uniform_number_of_a_border(kernels):
+    """Tokens change at the same numbers, to the last bit."""
+    logits = rows_of("flat", 40_000)[:1]
+    weights = masses(logits - logits.max())[0]
+    for top_p in (1.0, 0.9):
+        total = weights.sum() if top_p == 1 else None
+        if total is None:
+            order = (logits[0] - logits.max()).sort(descending=True, stable=True).indices
+            goal = int(np.ceil(top_p * float(weights.sum())))
+            kept = order[: int((weights[order].cumsum(0) < goal).sum()) + 1]
+            weights = torch.zeros_like(weights).index_copy(0, kept, weights[kept])
+            total = weights.sum()
+        border = float(weights[:20_000].sum()) / float(total)
+        uniforms = border + np.arange(-40, 40) * 2.0**-52
+        rows = np.ones(80)
         params = DrawParams(
-            temperature=on.astype(np.float32),
-            top_k=off.astype(np.int64),
-            top_p=on * top_p,
-            min_p=off,
-            uniforms=uniforms.clip(0, 1 - 2.0**-53),
+            temperature=rows.astype(np.float32),
+            top_k=np.zeros(80, dtype=np.int64),
+            top_p=rows * top_p,
+            min_p=0 * rows,
+            uniforms=uniforms,
         )
-        sure = draw_surely(logits, params, 64, kernels)
-        expected = draw(logits, params)
-        assert torch.equal(sure.tokens[sure.is_sure], expected[sure.is_sure])
-        num_sure += sure.is_sure.sum()
-    assert 0 < num_sure < 6 * rows  # the others compute the softmax
+        tokens = draw(logits.expand(80, -1).contiguous(), params, kernels)
+        assert torch.equal(tokens, draw(logits.expand(80, -1), params))
+        assert tokens.min() < 20_000 <= tokens.max()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_weigh(kernels, dtype):
-    logits = logits_of(6, 1001, dtype)
-    logits[5, 4] = torch.nan
-    temperature = torch.linspace(0.1, 3, 6)
-    uniforms = torch.full((6,), 0.4, dtype=torch.float64)
-    sums, tokens = kernels.weigh(logits, temperature, uniforms)
-    expected = kernels.temper(logits, temperature).double().exp().sum(1)
-    torch.testing.assert_close(sums[:5], expected[:5], rtol=1e-6, atol=0)
-    assert tokens[5] == -1
+def test_masses_are_those_of_the_exponential():
+    z = -torch.linspace(0, 40, 100_001).square() / 40
+    found, expected = masses(z).double(), z.double().exp() * 2.0**42
+    assert ((found - expected).abs() <= expected * 2.0**-21 + 1).all()
+    assert masses(torch.tensor([0.0, -torch.inf, torch.nan])).tolist() == [2**42, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,43 +151,27 @@ def test_logits_that_the_kernels_do_not_take(kernels):
     assert torch.equal(draw(strided, params, kernels), draw(logits, params))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", SIZES)
-@pytest.mark.parametrize("num", [1, 64, 65])
-def test_largest(kernels, dtype, vocab_size, num):
-    wide = logits_of(5, vocab_size + 3, dtype)[:, :vocab_size]
-    values, ids = kernels.largest(wide, num)
-    assert torch.equal(values, wide.float().topk(num, dim=1).values)
-    assert torch.equal(wide.float().gather(1, ids), values)
-    assert all(len(set(row)) == num for row in ids.tolist())
-
-
-def test_nan_and_infinity_are_the_largest(kernels):
-    logits = torch.zeros(1, 1000)
-    logits[0, 7], logits[0, 900] = torch.inf, torch.nan
-    values, ids = kernels.largest(logits, 3)
-    assert ids[0, :2].tolist() == [900, 7]
-    assert values[0, 2] == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_temper(kernels, dtype):
-    logits = logits_of(6, 1001, dtype)
-    temperature = torch.linspace(0.01, 3, 6)
-    expected = (logits.float() - logits.float().amax(1, keepdim=True)) / temperature[:, None]
-    assert torch.equal(kernels.temper(logits, temperature), expected)
-
-
 def test_a_token_without_mass_is_never_drawn(kernels):
-    probs = torch.zeros(3, 5000)
-    probs[:, 2100], probs[:, 4000] = 0.5, 0.5
-    uniforms = torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)
-    assert kernels.invert(probs, uniforms).tolist() == [2100, 4000, 4000]
+    logits = torch.full((3, 5000), -50.0)
+    logits[:, 2100], logits[:, 4000] = 0.0, 0.0
+    params = replace(params_of(3, 0), uniforms=np.array([0.0, 0.5, 1 - 2.0**-53]))
+    off = np.zeros(3)
+    params = replace(params, top_k=off.astype(np.int64), top_p=off + 1, min_p=off)
+    assert draw(logits, params, kernels).tolist() == [2100, 4000, 4000]
+
+
+def test_rows_that_fail_draw_some_token(kernels):
+    logits = rows_of("flat", 33_000)
+    logits[0, 7], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
+    logits[3, 9_000:] = torch.nan
+    for seed in range(6):
+        tokens = draw(logits, params_of(5, seed), kernels)
+        assert ((tokens >= 0) & (tokens < 33_000)).all()
 
 
 def test_every_other_level(kernels_of_level):
     """Runs the sampler once with each instruction set but the best one."""
     test_the_same_tokens_with_and_without_kernels(kernels_of_level, torch.bfloat16, 33_000)
-    test_largest(kernels_of_level, torch.bfloat16, 33_000, 65)
-    test_temper(kernels_of_level, torch.float32)
-    test_draws_without_a_softmax_are_those_with_it(kernels_of_level, torch.bfloat16)
+    for kind in ("spread", "peaked", "equal"):
+        test_top_p_alone(kernels_of_level, torch.bfloat16, kind, 40_000)
+    test_every_uniform_number_of_a_border(kernels_of_level)

@@ -20,6 +20,7 @@ from mmdeploy_llm.parse_cache import cache as module
 from mmdeploy_llm.parse_cache.stand_in import StandIn, own_of
 from mmdeploy_llm.portable.files import make_fifo
 from mmdeploy_llm.startup.model_files import read_model_files
+from tests.gguf.gguf_writing import write_gguf
 
 
 @pytest.fixture
@@ -183,6 +184,24 @@ def test_what_cannot_be_kept_is_told(read, model, alone, tmp_path, caplog):
     assert read(model, weight_cache_size=1)[1] == (False, False)
     assert "not kept for the next start" in caplog.text
     assert not list((tmp_path / "kept").glob("*.*"))
+
+
+def test_the_config_of_a_gguf_file_is_made_anew(read, model, kept, monkeypatch):
+    """What a file's metadata say is made into a config by tables of plugins, which no key of the
+    cache covers, and a tokenizer of the file is read from it: of neither anything is kept, with a
+    config.json beside the file neither."""
+    folder = kept[0].parent
+    for path in kept:
+        path.unlink()
+    write_gguf(model, model / "model.gguf", "qwen2")
+    (model / "model.safetensors").unlink()
+    for change in (lambda: None, (model / "config.json").unlink):
+        change()
+        for place in (model, model / "model.gguf") * 2:
+            found, are_stand_ins = read(place)
+            assert found.checkpoint.gguf_files, place
+            assert are_stand_ins == (False, False), place
+    assert not list(folder.glob("*.parsed"))
 
 
 def test_a_full_disk_is_told(read, model, alone, tmp_path, monkeypatch, caplog):

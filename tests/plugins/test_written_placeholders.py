@@ -71,6 +71,28 @@ def test_typed_placeholders_cost_their_own_prompt_at_most(tiny_folder, family, b
             assert not any(word in output.error_msg for word in INSIDE), output.error_msg
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_typed_in_a_conversation_stands_for_nothing(tiny_folder, family):
+    """All special tokens and markers in the text of a user, with a picture and, where the family
+    needs none, without: every prompt is answered, and the tokens of its picture are the same."""
+    folder = tiny_folder(family)
+    _, texts = typed(folder, ())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = sorted({*texts, *tokenizer.all_special_tokens, *tokenizer.get_added_vocab()})[:48]
+    texts = ["", *texts, "".join(texts[:3])]
+    longest = 128 if generating()[family].encoder else 512
+    picture_part = {"type": "image", "image": picture(1)}
+    parts = [{"type": "text", "text": f"The {text} quick"} for text in texts]
+    with LLM(str(folder), max_model_len=longest, **OPTIONS) as llm:
+        for own in ([picture_part], []):
+            asked = [[{"role": "user", "content": [*own, part]}] for part in parts]
+            if own or llm.chat(asked[0], PARAMS, use_tqdm=False)[0].is_ok:
+                found = llm.chat(asked, PARAMS, use_tqdm=False)
+                assert [out.error_msg for out in found] == [None] * len(texts)
+                (count,) = {out.num_input_image_tokens for out in found}
+                assert bool(count) == bool(own)
+
+
 def _without_none(prompt):
     """Returns a prompt without fields that are None."""
     if not isinstance(prompt, dict):

@@ -76,6 +76,19 @@ def test_no_bit_depends_on_the_company(folder_of, family, level, name):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("family", "num_requests"), [("whisper", 6), ("vision_encoder_decoder", 6), ("t5gemma2", 7)]
+)
+def test_what_an_encoder_reads_is_compared_too(tiny_folder, family, num_requests):
+    """Five texts, two conversations, and three sounds or two pictures with and without a text: of
+    these what the family reads."""
+    config = EngineConfig(model=str(tiny_folder(family)))
+    batch = next(iter(check_determinism(config, longest=70)))
+    assert batch.num_tokens == NUM_TOKENS * num_requests
+    assert batch.is_same, batch
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.long), "int4"])
 def test_no_bit_of_a_quantised_cache_depends_on_the_company(folder_of, dtype):
     options = {"dtype": "bfloat16", "kv_cache_dtype": dtype, "deterministic": True}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -80,10 +80,32 @@ def run_bench(settings: BenchSettings, notify: Notify) -> BenchResult:
         making = time.perf_counter() - begin
         notify("loading the model")
         with LLM(model=settings.model, **{"quiet": True, **settings.options}) as llm:
-            _answer_alone(llm, alone[0])
+            with _advising(llm, settings, checkpoint):
+                _answer_alone(llm, alone[0])
             loading = time.perf_counter() - settings.begun - making
             requests = _Requests(warm_up=warm_up, alone=alone[1:], rounds=rounds)
             return _measure(llm, settings, checkpoint, requests, loading, notify)
+
+
+@contextmanager
+def _advising(llm: LLM, settings: BenchSettings, checkpoint: Checkpoint) -> Iterator[None]:
+    """Adds to the error of a model that does not read the prompts of the workload what to do."""
+    try:
+        yield
+    except RequestError as error:
+        architectures = checkpoint.config.architectures or ()
+        media = llm.plugins.model_for(architectures, checkpoint.config).media
+        if "image" in media and settings.work == "text":
+            advice = "the prompts of the workloads vl and photo have a picture"
+        elif "image" not in media and settings.work != "text":
+            advice = "the workload text has no pictures"
+        else:
+            advice = ""
+        if "audio" in media and "image" not in media:
+            advice = (
+                "no workload has sounds; `mmdeploy-llm transcribe FOLDER` says how long it took"
+            )
+        raise RequestError(f"{error}; {advice}" if advice else str(error)) from error
 
 
 def _workload(settings: BenchSettings, checkpoint: Checkpoint, folder: Path) -> Workload:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.budgets.photo import telling_the_cost
+from mmdeploy_llm.command_options.missing import check_model
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @contextmanager
 def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
     """Opens the model and closes it at the end of the block."""
+    check_model(model, options)  # before the client of the engine is imported
     from mmdeploy_llm.llm import LLM
 
     with LLM(model=model, **{"quiet": True, **options}) as llm:

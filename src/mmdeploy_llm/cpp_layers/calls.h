@@ -571,19 +571,6 @@ struct RunExperts {
     int32_t num_threads;
 };
 
-// The largest values of each row, descending.
-struct Largest {
-    int32_t dtype;
-    const void* logits;  // [rows][size]
-    int64_t stride;
-    int64_t rows;
-    int64_t size;
-    int64_t num;
-    float* values;  // [rows][num]
-    int64_t* ids;   // [rows][num]
-    int32_t num_threads;
-};
-
 // The first of the largest values of each row.
 struct FirstLargest {
     int32_t dtype;
@@ -596,52 +583,19 @@ struct FirstLargest {
     int32_t num_threads;
 };
 
-// out = (logits - their largest of the row) / temperature.
-struct Temper {
+// Draws a token of each row by rules, see draw.h.
+struct Draw {
     int32_t dtype;
     const void* logits;  // [rows][size]
     int64_t stride;
     int64_t rows;
     int64_t size;
     const float* temperatures;  // [rows]
-    float* out;                 // [rows][size]
-    int32_t num_threads;
-};
-
-// The sum of exp((logits - their largest) / temperature) of each row, nearly, and the token that a
-// draw without rules takes, or -1 where its rounding may decide; see sample.h.
-struct Weigh {
-    int32_t dtype;
-    const void* logits;  // [rows][size]
-    int64_t stride;
-    int64_t rows;
-    int64_t size;
-    const float* temperatures;  // [rows]
+    const float* least;         // [rows]: of z; -inf is off
+    const int64_t* top_k;       // [rows]; 0 is off
+    const double* top_p;        // [rows]; 1 is off
     const double* uniforms;     // [rows]
-    double* sums;               // [rows]
     int64_t* tokens;            // [rows]
-    int32_t num_threads;
-};
-
-// z = -inf where the rules of a draw keep no token of the row, see sample.h.
-struct Cut {
-    float* z;            // [rows][size]
-    const float* probs;  // [rows][size]
-    int64_t rows;
-    int64_t size;
-    const float* least;    // [rows]
-    const int64_t* top_k;  // [rows]; 0 is off
-    const double* top_p;   // [rows]; 1 is off
-    int32_t num_threads;
-};
-
-// The first index of each row at which the sum of probs passes uniform * total.
-struct Invert {
-    const float* probs;  // [rows][size]
-    int64_t rows;
-    int64_t size;
-    const double* uniforms;  // [rows]
-    int64_t* tokens;         // [rows]
     int32_t num_threads;
 };
 
@@ -738,12 +692,8 @@ struct PlaceThreads {
     CALL(scale, Scale)                \
     CALL(gate_heads, GateHeads)       \
     CALL(rotate, Rotate)              \
-    CALL(largest, Largest)            \
     CALL(first_largest, FirstLargest) \
-    CALL(temper, Temper)              \
-    CALL(weigh, Weigh)                \
-    CALL(cut, Cut)                    \
-    CALL(invert, Invert)              \
+    CALL(draw, Draw)                  \
     CALL(patchify, Patchify)          \
     CALL(resize, Resize)              \
     CALL(place_threads, PlaceThreads)

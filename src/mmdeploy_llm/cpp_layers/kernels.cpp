@@ -5,7 +5,8 @@
 
 #include "../cpp_experts/clamped.h"
 #include "../cpp_products/lanes.h"
-#include "../cpp_sampling/sample.h"
+#include "../cpp_sampling/draw.h"
+#include "../cpp_sampling/largest.h"
 #include "dispatch.h"
 #include "pixels.h"
 #include "rows.h"
@@ -136,13 +137,6 @@ void run(const mm::Rotate& args) {
     });
 }
 
-void run(const mm::Largest& args) {
-    by_dtype(args.dtype, [&](auto of) {
-        mm::largest(of.in(args.logits), args.stride, args.rows, args.size, args.num, args.values,
-                    args.ids, args.num_threads);
-    });
-}
-
 void run(const mm::FirstLargest& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::first_largest(of.in(args.logits), args.stride, args.rows, args.size, args.ids,
@@ -150,27 +144,11 @@ void run(const mm::FirstLargest& args) {
     });
 }
 
-void run(const mm::Temper& args) {
+void run(const mm::Draw& args) {
     by_dtype(args.dtype, [&](auto of) {
-        mm::temper(of.in(args.logits), args.stride, args.rows, args.size, args.temperatures,
-                   args.out, args.num_threads);
+        mm::draw(of.in(args.logits), args.stride, args.rows, args.size, args.temperatures,
+                 args.least, args.top_k, args.top_p, args.uniforms, args.tokens, args.num_threads);
     });
-}
-
-void run(const mm::Weigh& args) {
-    by_dtype(args.dtype, [&](auto of) {
-        mm::weigh(of.in(args.logits), args.stride, args.rows, args.size, args.temperatures,
-                  args.uniforms, args.sums, args.tokens, args.num_threads);
-    });
-}
-
-void run(const mm::Cut& args) {
-    mm::cut(args.z, args.probs, args.rows, args.size, args.least, args.top_k, args.top_p,
-            args.num_threads);
-}
-
-void run(const mm::Invert& args) {
-    mm::invert(args.probs, args.rows, args.size, args.uniforms, args.tokens, args.num_threads);
 }
 
 void run(const mm::Patchify& args) {

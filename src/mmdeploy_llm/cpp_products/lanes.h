@@ -366,7 +366,7 @@ MM_INLINE float largest_lane(Floats values) {
 #endif
 }
 
-// Returns y * 2^n for integers n from -127 to 0, where 2^-127 counts as 0.
+// Returns y * 2^n for integers n from -127 to 127, where 2^-127 counts as 0.
 MM_INLINE Floats times_power(Floats y, Floats n) {
 #if MM_VECTOR_BYTES == 64
     return (Floats)_mm512_scalef_ps((__m512)y, (__m512)n);
@@ -385,6 +385,49 @@ MM_INLINE Floats to_nearest(Floats x) {
 #else
     constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
     return (x + MAGIC) - MAGIC;
+#endif
+}
+
+// Returns the largest integers <= x, 0 <= x < 2^63.
+MM_INLINE Floats floors_of(Floats x) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_floor_ps((__m256)x);
+#elif defined(__aarch64__)
+    return (Floats)vrndmq_f32((float32x4_t)x);
+#else
+    const Floats small = __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
+    return select(x < all_lanes(8388608.0f), small, x);
+#endif
+}
+
+// Returns which lanes of a comparison are true, as bits.
+MM_INLINE uint32_t lanes_of(Ints truths) {
+#if MM_VECTOR_BYTES == 64
+    return _mm512_movepi32_mask((__m512i)truths);
+#elif MM_VECTOR_BYTES == 32
+    return uint32_t(_mm256_movemask_ps((__m256)truths));
+#elif defined(__SSE2__)
+    return uint32_t(_mm_movemask_ps((__m128)truths));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; ++i) bits |= uint32_t(truths[i] & 1) << i;
+    return bits;
+#endif
+}
+
+// Stores `first` + the number of each bit that is set, and returns how many are; has memory for LANES.
+MM_INLINE int64_t store_places(int32_t* to, uint32_t bits, int32_t first) {
+#if MM_VECTOR_BYTES == 64
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(__mmask16(bits), places));
+    return __builtin_popcount(bits);
+#else
+    int64_t count = 0;
+    for (; bits; bits &= bits - 1) to[count++] = first + __builtin_ctz(bits);
+    return count;
 #endif
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch import nn
 
 from mmdeploy_llm.caches import longest_window
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.hooks.names import listing
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.native import THREAD_COUNT
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plugin_objects.model import media_size
@@ -41,6 +43,7 @@ SHORT = (5, 23, 67)  # tokens of prompts
 HIGHEST_ID = 15_000
 FORCED = {"max_num_seqs": 16, "use_warmup": False, "quiet": True, "enforce_eager": True}
 QUESTION = "Describe this in detail."
+SOUND_RATE = 16_000  # samples of a second
 
 
 def check_determinism(config: EngineConfig, longest: int) -> Iterator[Comparison]:
@@ -66,7 +69,8 @@ def check_determinism(config: EngineConfig, longest: int) -> Iterator[Comparison
         media = build_media(files, config)
         intake = build_intake(files, loaded.runtime, media, media_size=media_size(loaded.model))
         stack.callback(intake.close)
-        requests = _requests(files, intake, min(longest, loaded.runtime.max_model_len - NUM_TOKENS))
+        length = min(longest, loaded.runtime.max_model_len - NUM_TOKENS)
+        requests = _requests(files, intake, media, length)
         yield from _ways(loaded, requests).compare(loaded.model, WAYS)
 
 
@@ -100,12 +104,17 @@ def _ways(loaded: LoadedModel, requests: Sequence[Request]) -> Ways:
     return Ways(runner, limits, requests)
 
 
-def _requests(files: ModelFiles, intake: Intake, longest: int) -> list[Request]:
+def _requests(files: ModelFiles, intake: Intake, media: ModelMedia, longest: int) -> list[Request]:
     """Returns requests for random texts, and for each kind of media that the model accepts and its
-    template can write; every other one samples."""
+    template can write; every other one samples. Of a model that finds no places for media in its
+    prompts each has one item, with a text where it takes texts. Raises ConfigError where it takes
+    none of these."""
     found: list[Request] = []
     lengths = [min(length, longest) for length in (*SHORT, longest // 2, longest)]
-    for prompt in (*_texts(files, lengths), *_chats(files)):
+    prompts = [*_texts(files, lengths), *_chats(files)]
+    if not media.has_places:
+        prompts = _readable([*prompts, *_written(media)], intake)
+    for prompt in prompts:
         is_random = len(found) % 2 == 1
         params = SamplingParams(
             temperature=0.8 if is_random else 0.0,
@@ -116,6 +125,11 @@ def _requests(files: ModelFiles, intake: Intake, longest: int) -> list[Request]:
             logprobs=2,
         )
         found += intake.accept(prompt, params)
+    if not found:
+        raise ConfigError(
+            f"this model takes {listing(media.read)}, and the check makes texts, pictures, videos "
+            "and sounds only"
+        )
     return [replace(request, output_token_ids=[], block_ids=[]) for request in found]
 
 
@@ -131,15 +145,41 @@ def _texts(files: ModelFiles, lengths: Sequence[int]) -> list[Any]:
 def _chats(files: ModelFiles) -> Iterator[Any]:
     if files.chat_template is None:
         return
-    pictures = [
-        _picture(56 * height, 56 * width, seed=height) for height, width in ((2, 3), (4, 2))
-    ]
-    sources: list[tuple[str, Any]] = [("image", picture) for picture in pictures]
-    sources.append(("video", [_picture(112, 112, seed=seed) for seed in (7, 8, 9, 10)]))
-    for kind, source in sources:
+    for kind, source in _sources():
         if kind in files.spec.media:
             content = [{"type": kind, kind: source}, {"type": "text", "text": QUESTION}]
             yield {"messages": [{"role": "user", "content": content}]}
+
+
+def _written(media: ModelMedia) -> Iterator[Any]:
+    """Yields prompts of a model that reads media in an encoder: none of them says where."""
+    for kind, source in (*_sources(), *_sounds()):
+        if kind in media.read:
+            for text in (" ", QUESTION):
+                yield {"prompt": text, "multimodal_data": {kind: source}}
+
+
+def _readable(prompts: Sequence[Any], intake: Intake) -> list[Any]:
+    """Returns those of the prompts that the model reads: some models with an encoder take no text,
+    others none without a sound or a picture."""
+    found = []
+    for prompt in prompts:
+        with suppress(RequestError):
+            intake.accept(prompt, SamplingParams(max_tokens=NUM_TOKENS))
+            found.append(prompt)
+    return found
+
+
+def _sources() -> Iterator[tuple[str, Any]]:
+    for height, width in ((2, 3), (4, 2)):
+        yield "image", _picture(56 * height, 56 * width, seed=height)
+    yield "video", [_picture(112, 112, seed=seed) for seed in (7, 8, 9, 10)]
+
+
+def _sounds() -> Iterator[tuple[str, Any]]:
+    for seconds in (1, 2, 3):
+        noise = np.random.default_rng(seconds).normal(0, 0.1, seconds * SOUND_RATE)
+        yield "audio", {"array": noise.astype(np.float32), "sampling_rate": SOUND_RATE}
 
 
 def _picture(height: int, width: int, *, seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -151,8 +151,9 @@ class _Reader:
         self.has_marked = False
         self.media: list[MediaItem] = []
         self.locations: list[str] = []
-        texts = sorted(markers, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        # The first character of each marker, of those too that stand inside of another one.
+        texts = "|".join(map(re.escape, markers))
+        self._pattern = re.compile(f"(?=(?:{texts}))(.)", re.DOTALL) if texts else None
         self._kinds = kinds
 
     def message(self, message: Any, location: str) -> Mapping[str, Any]:
@@ -210,7 +211,7 @@ class _Reader:
         if self._pattern is None or not self._pattern.search(text):
             return text
         self.has_marked = True
-        return self._pattern.sub(lambda found: found[0][0] + self.mark + found[0][1:], text)
+        return self._pattern.sub(lambda found: found[0] + self.mark, text)
 
 
 def _role(message: Any, location: str) -> str:

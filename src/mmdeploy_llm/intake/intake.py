@@ -307,7 +307,11 @@ class Intake:
         tools = chosen_tools(parts.tools, variables)
         conversation = read_messages(
             parts.messages,
-            markers=(*self._placeholders.markers, *self._documents.markers),
+            markers=(
+                *self._placeholders.markers,
+                *self._documents.markers,
+                *self._kinds.outside_texts,
+            ),
             template=template,
             kinds=self._kinds,
             tools=tools,

@@ -214,40 +214,34 @@ class ActivationKernels(Protocol):
         """Returns x * sigmoid(gate), both [T, heads, D], in the memory of `x`, contiguous."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRules:
+    """The rules of random draws, one value for each row: [R]; see sampling/draw.py.
+
+    temperature: float32. least: float32, the smallest z that min_p keeps; -inf is off. top_k:
+    int64, 0 is off. top_p: float64, 1 is off. uniforms: float64 in [0, 1).
+    """
+
+    temperature: Tensor
+    least: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    uniforms: Tensor
+
+
 class DrawKernels(Protocol):
-    """The parts of a random draw that read the whole vocabulary, on the host; see sampling/draw.py.
-    R rows, V tokens."""
+    """Random draws, and the largest logits, on the host. R rows, V tokens."""
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these."""
-
-    def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
-        """Returns the `num` largest values of each row of [R, V], descending, [R, num] float32, and
-        their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
 
     def first_largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the lowest index of the largest value of each row of [R, V], [R] int64, and that
         value, [R]. NaN counts as largest."""
 
-    def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
-        """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
-        temperature: [R] float32."""
-
-    def weigh(self, logits: Tensor, temperature: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the sum of exp((logits - largest of the row) / temperature), to 2**-21 of it, [R]
-        float64, and the token that a draw without rules takes, [R] int64: -1 where that may depend
-        on how torch rounds a softmax. temperature: [R] float32. uniforms: [R] float64."""
-
-    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> None:
-        """Sets z to -inf where the rules do not keep it: they keep z >= least, then the top_k
-        largest, then the largest that hold top_p of the remaining mass; a tie with the last one is
-        kept too. z, probs: [R, V] float32, contiguous, at most 0 and their softmax. least:
-        [R] float32. top_k: [R] int64, 0 is off. top_p: [R] float64, 1 is off."""
-
-    def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
-        """Returns for each row of `probs` [R, V] float32, contiguous, in whole units of 2**-50, the
-        first index whose cumulative sum exceeds uniform * total; [R] int64. uniforms: [R]
-        float64."""
+    def draw(self, logits: Tensor, rules: DrawRules) -> Tensor:
+        """Draws a token of each row of [R, V] as sampling/draw.py defines it, [R] int64; any where
+        a row has NaN, or infinity."""
 
 
 class ThreadKernels(Protocol):

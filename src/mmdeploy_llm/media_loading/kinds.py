@@ -61,6 +61,12 @@ class ModelMedia:
         return self if self.has_places else replace(self, processors={}, splitters={})
 
     @property
+    def outside_texts(self) -> tuple[str, ...]:
+        """The texts that stand for media without placeholders, which the encoder's rule finds."""
+        processors = () if self.has_places else tuple(self.processors.values())
+        return tuple(text for each in processors for text in (each.token, *each.markers))
+
+    @property
     def read(self) -> tuple[str, ...]:
         """The kinds that the model takes."""
         return (*self.processors, *self.splitters)

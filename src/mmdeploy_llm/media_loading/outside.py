@@ -20,6 +20,8 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.params import SamplingParams
 
+MARKS = range(0xE000, 0xF900)  # private-use characters, of which no prompt has all
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
@@ -66,6 +68,8 @@ def divided(
     gives nothing to continue.
     """
     text = written.text if written.pieces else None
+    if len(written.pieces) > 1:
+        text, encode = _marked(written, encode)
     found = rule.divide(text, written.ids, media, encode)
     if not isinstance(found, EncoderPrompt) or not found.ids:
         raise PluginContractError(
@@ -79,6 +83,19 @@ def divided(
     )
     params = partial(_with_needs, found)
     return Expanded(ids=list(found.ids), spans=spans, params=params)
+
+
+def _marked(
+    written: Written, encode: Callable[[str], list[int]]
+) -> tuple[str, Callable[[str], list[int]]]:
+    """Returns the text of a prompt with a mark inside each marker that a user has typed, so that a
+    rule takes it for no marker, and what encodes such texts as they were typed."""
+    mark = next(chr(code) for code in MARKS if chr(code) not in written.text)
+
+    def encode_typed(text: str) -> list[int]:
+        return [token for piece in text.split(mark) for token in encode(piece)]
+
+    return mark.join(written.pieces), encode_typed
 
 
 def _rows(places: Sequence[int]) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 from .lending import Lender
 from .levels import BOUNDS, levels_of
 from .loading import described, load_image_processor, with_fields
-from .shapes import shapes_told
+from .shapes import shapes_told, without_margin
 
 
 class TransformersImages(PictureProcessor):
@@ -62,8 +62,9 @@ class TransformersImages(PictureProcessor):
 
     def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
         """Returns what transformers makes of the image. Raises MediaError, see shapes_told."""
-        with self._lender.lent() as processor, shapes_told(self._fields, content.size):
-            made = processor(images=[content], return_tensors="pt", **settings)
+        size, own = without_margin(content, {**self._fields, **settings})
+        with self._lender.lent() as processor, shapes_told(self._fields, size):
+            made = processor(images=[content], return_tensors="pt", **{**settings, **own})
         grid = None if self.grid is None else tuple(made[self.grid][0].tolist())
         return Prepared(
             tensors={name: made[name] for name in self.tensors},

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from mmdeploy_llm.errors import MediaError, MMDeployLLMError
 
 from .loading import reason_of
@@ -14,6 +17,7 @@ from .loading import reason_of
 # Pixels of an image that is resized by its shorter side before it is cropped or made smaller: 0.8
 # GB, while a strip of 1 x 65535 pixels would need hundreds.
 MOST_RESIZED = 2**28
+INK = 200 / 255  # of the way from the darkest to the lightest gray: what is darker is no margin
 
 
 @contextmanager
@@ -36,6 +40,28 @@ def shapes_told(fields: Mapping[str, Any], size: tuple[int, int]) -> Iterator[No
             f"transformers cannot prepare this image of {width} x {height} pixels; crop or pad it "
             f"where it, or all that is not its margin, is far longer than wide ({reason_of(error)})"
         ) from error
+
+
+def without_margin(
+    image: Image.Image, fields: Mapping[str, Any]
+) -> tuple[tuple[int, int], Mapping[str, Any]]:
+    """Returns (width, height) of what a processor with these fields resizes, without the margin if
+    it crops that, and fields with which it does so. What stands on a page that holds one rule alone
+    may be far too long, where the page is not: such a page keeps its margin, as a blank one does.
+    """
+    if not fields.get("do_crop_margin"):
+        return image.size, {}
+    gray = np.asarray(image.convert("L"))
+    low, high = int(gray.min()), int(gray.max())
+    ink = gray < low + INK * (high - low)
+    rows, columns = (np.flatnonzero(ink.any(axis=axis)) for axis in (1, 0))
+    if low == high or not len(rows):
+        return image.size, {}
+    width, height = (int(found[-1] - found[0]) + 1 for found in (columns, rows))
+    most = longest_shape(fields, is_upright=height > width)
+    if most is not None and max(width, height) > most * min(width, height):
+        return image.size, {"do_crop_margin": False}
+    return (width, height), {}
 
 
 def longest_shape(fields: Mapping[str, Any], *, is_upright: bool) -> float | None:

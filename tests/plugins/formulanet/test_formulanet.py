@@ -50,8 +50,9 @@ def test_pictures_and_their_length(folder):
 
 
 def test_pictures_that_are_too_long(folder):
-    """The longer side becomes 128 pixels, so that the shorter one would vanish; so it does where
-    the margin is cut off a line."""
+    """The longer side becomes 128 pixels, so that the shorter one would vanish. Where it would once
+    the margin is cut off, as of a page with one rule, the margin stays; where all but the margin is
+    short enough, so is the picture."""
     processor = FormulaImages(read_checkpoint(folder), {})
     for size in ((9000, 2), (1, 129)):
         sizes = f"{size[0]} x {size[1]} pixels"
@@ -60,8 +61,15 @@ def test_pictures_that_are_too_long(folder):
     assert processor.prepare(picture(1).resize((128, 1)), {}).text
     line = Image.new("RGB", (200, 200), "white")
     line.paste("black", (10, 10, 150, 11))
-    with pytest.raises(MediaError, match="cannot prepare this image of 200 x 200 pixels; crop"):
-        processor.prepare(line, {})
+    whole = processor.prepare(line, {"do_crop_margin": False}).tensors["pixel_values"]
+    assert (processor.prepare(line, {}).tensors["pixel_values"] == whole).all()
+    strip = Image.new("RGB", (600, 3), "white")
+    strip.paste("black", (10, 0, 40, 3))
+    with pytest.raises(MediaError, match="600 x 3 pixels is too long"):
+        processor.prepare(strip, {"do_crop_margin": False})
+    theirs = NougatImageProcessorPil.from_pretrained(folder)(strip, return_tensors="pt")
+    made = processor.prepare(strip, {}).tensors["pixel_values"]
+    assert (made == theirs["pixel_values"]).all()
 
 
 PROMPTS = [(" ", 0), (" ", 1), ("The quick", 2), (" ", 0)]
