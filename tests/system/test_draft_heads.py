@@ -20,7 +20,6 @@ from tests.system.draft_layers import (
     write_head,
 )
 
-
 # Heads that the engine's kernels serve: in torch's products the number of rows decides the last
 # bits, and integers of 4 bits make these differences large.
 SIZES = {"qwen3_5_text": {"linear_value_head_dim": 16}}
