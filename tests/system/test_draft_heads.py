@@ -72,8 +72,9 @@ def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
     plain, _ = answers(folder, **options)
     Knowing(monkeypatch, PROMPTS, plain)
     drafted, stats = answers(folder, speculative="mtp", **options)
-    for one, other in zip(plain, drafted, strict=True):
-        assert one[:3] == other[:3]
+    if name == "no kernels":  # products of torch
+        plain, drafted = ([one[:3] for one in found] for found in (plain, drafted))
+    assert plain == drafted
     assert 50 < stats.num_accepted_drafts < stats.num_drafts
 
 
