@@ -16,7 +16,7 @@ QUESTIONS = ("What is this?", "List tags of the picture, please.", "Is it a cat?
 BLOCK = 8
 OPTIONS = {
     "block_size": BLOCK,
-    "num_gpu_blocks_override": 256,
+    "num_gpu_blocks_override": 1024,  # an eighth of them may keep what no request uses for now
     "max_model_len": 2048,
     "max_num_seqs": 8,
     "num_threads": 1,
