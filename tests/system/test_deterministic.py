@@ -81,9 +81,9 @@ def test_no_bit_depends_on_the_company(folder_of, family, level, name):
     [("whisper", 9), ("vision_encoder_decoder", 6), ("t5gemma2", 7), ("qwen2_5_omni", 11)],
 )
 def test_what_is_seen_and_heard_is_compared_too(tiny_folder, family, num_requests):
-    """Five texts; conversations about two pictures, a video and three sounds; of an encoder,
-    too, sounds or pictures alone, with and without a text: of these what the family
-    reads."""
+    """Five texts, and conversations about two pictures, a video and three sounds: what the family
+    reads of these. An encoder gets pictures or sounds outside of conversations, too, with and
+    without a text."""
     config = EngineConfig(model=str(tiny_folder(family)))
     batch = next(iter(check_determinism(config, longest=70)))
     assert batch.num_tokens == NUM_TOKENS * num_requests
