@@ -77,11 +77,13 @@ def test_no_bit_depends_on_the_company(folder_of, family, level, name):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("family", "num_requests"), [("whisper", 6), ("vision_encoder_decoder", 6), ("t5gemma2", 7)]
+    ("family", "num_requests"),
+    [("whisper", 9), ("vision_encoder_decoder", 6), ("t5gemma2", 7), ("qwen2_5_omni", 11)],
 )
-def test_what_an_encoder_reads_is_compared_too(tiny_folder, family, num_requests):
-    """Five texts, two conversations, and three sounds or two pictures with and without a text: of
-    these what the family reads."""
+def test_what_is_seen_and_heard_is_compared_too(tiny_folder, family, num_requests):
+    """Five texts, and conversations about two pictures, a video and three sounds: what the family
+    reads of these. An encoder gets pictures or sounds outside of conversations, too, with and
+    without a text."""
     config = EngineConfig(model=str(tiny_folder(family)))
     batch = next(iter(check_determinism(config, longest=70)))
     assert batch.num_tokens == NUM_TOKENS * num_requests

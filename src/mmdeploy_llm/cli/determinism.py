@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # click does not rewrap a paragraph that begins with "\b".
 DETERMINISM_EPILOG = """\b
-The same prompts (random texts, and pictures and videos if the model takes
+The same prompts (random texts; pictures, videos, sounds if the model takes
 them; greedy and sampled) are computed alone, each in one step, and then
   in a batch            all at once
   in chunks             all at once, few tokens in a step, prompts and decoding

@@ -111,7 +111,7 @@ def _requests(files: ModelFiles, intake: Intake, media: ModelMedia, longest: int
     none of these."""
     found: list[Request] = []
     lengths = [min(length, longest) for length in (*SHORT, longest // 2, longest)]
-    prompts = [*_texts(files, lengths), *_chats(files)]
+    prompts = [*_texts(files, lengths), *_chats(files, media)]
     if not media.has_places:
         prompts = _readable([*prompts, *_written(media)], intake)
     for prompt in prompts:
@@ -142,11 +142,11 @@ def _texts(files: ModelFiles, lengths: Sequence[int]) -> list[Any]:
     return [[rng.choice(usable) for _ in range(length)] for length in lengths]
 
 
-def _chats(files: ModelFiles) -> Iterator[Any]:
+def _chats(files: ModelFiles, media: ModelMedia) -> Iterator[Any]:
     if files.chat_template is None:
         return
-    for kind, source in _sources():
-        if kind in files.spec.media:
+    for kind, source in (*_sources(), *_sounds()):
+        if kind in media.read:
             content = [{"type": kind, kind: source}, {"type": "text", "text": QUESTION}]
             yield {"messages": [{"role": "user", "content": content}]}
 
