@@ -245,3 +245,15 @@ def test_a_picture_of_several_pages_is_told_and_read_whole_where_that_is_chosen(
         assert [file.kind for file in found.files] == [kind, "image"]
         told = "1 image has several pages, of which the first is used; `mmdeploy-llm read` reads"
         assert any(note.startswith(told) for note in found.skipped.notes) == (kind == "image")
+
+
+@pytest.mark.parametrize("name", ["a table.csv", "prompts.jsonl", "00000.TAR", "rows.parquet"])
+def test_a_table_or_shard_is_refused_with_the_command_that_reads_it(tmp_path, name):
+    (tmp_path / name).write_bytes(b"no picture")
+    command = r"`mmdeploy-llm batch \S.* --output answers.jsonl` reads it"
+    with pytest.raises(ConfigError, match=command):
+        find_media([str(tmp_path / name)])
+    with pytest.raises(ConfigError, match="`mmdeploy-llm batch` reads tables and shards"):
+        find_media([str(tmp_path)])
+    Image.new("RGB", (4, 4)).save(tmp_path / name, "PNG")  # what its bytes are counts
+    assert [file.kind for file in find_media([str(tmp_path / name)]).files] == ["image"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from mmdeploy_llm.datasets.files import suffix_of
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
@@ -83,7 +85,7 @@ def find_media(
     A folder yields its files, and with `is_recursive` those of its subfolders. What a file is, its
     first bytes say; other files are skipped with a reason. A single file is taken whatever it is;
     of several, as a shell makes them of a pattern, those that are no media are skipped too, and one
-    that does not exist is taken: its item fails.
+    that does not exist is taken: its item fails. A single table or shard is refused.
     exclude: patterns, see names.Patterns. animated: what images of several frames are. wanted: the
     kinds that become items; None: images and videos.
     Raises ConfigError when no path exists, or when nothing is found.
@@ -153,9 +155,21 @@ def _judged(
                 kind = PAGED
             yield FoundFile(place=place, kind=kind, left_out=tuple(_left_out(found, kind)))
         elif place.real_path in kept:
+            if os.path.exists(place.path) and _is_of_corpus(place.path, wanted.table):
+                raise ConfigError(
+                    f"{place.path!r} is no file of media, but one that names or holds items: "
+                    f"`mmdeploy-llm batch {shlex.quote(place.path)} --output answers.jsonl` reads "
+                    "it, and run_batch in Python"
+                )
             yield FoundFile(place=place, kind=wanted.table.of_name(place.path) or "image")
         else:
             skipped.add(_skip(place.path, found))
+
+
+def _is_of_corpus(path: str, kinds: KindTable) -> bool:
+    from mmdeploy_llm.corpora.formats import all_suffixes  # not above: few inputs need it
+
+    return suffix_of(path, all_suffixes(kinds)) is not None
 
 
 def _left_out(found: Media, kind: str) -> Iterator[str]:
@@ -209,5 +223,7 @@ def _note(skipped: Skipped, empty: Sequence[str], patterns: Patterns) -> None:
 def _nothing(given: Sequence[str], is_recursive: bool, skipped: Skipped, wanted: Wanted) -> str:
     names = ", ".join(map(repr, given[:MAX_NAMED])) or "an empty list of paths"
     hint = "" if is_recursive else "; --no-recursive left out subfolders"
+    if any(_is_of_corpus(skip.path, wanted.table) for skip in skipped):
+        hint += "; `mmdeploy-llm batch` reads tables and shards"
     passed = f" ({skipped.text})" if skipped.text else ""
     return f"no {wanted.words} in {names}{passed}{hint}"
