@@ -1,4 +1,4 @@
-"""What a start that fails leaves over: nothing, wherever it fails."""
+"""A start that fails leaves nothing over, wherever it fails."""
 
 import threading
 from types import SimpleNamespace

@@ -155,7 +155,7 @@ def _judged(
                 kind = PAGED
             yield FoundFile(place=place, kind=kind, left_out=tuple(_left_out(found, kind)))
         elif place.real_path in kept:
-            if os.path.exists(place.path) and _is_of_corpus(place.path, wanted.table):
+            if os.path.exists(place.path) and _name_corpora([place.path], wanted.table):
                 raise ConfigError(
                     f"{place.path!r} is no file of media, but one that names or holds items: "
                     f"`mmdeploy-llm batch {shlex.quote(place.path)} --output answers.jsonl` reads "
@@ -166,10 +166,12 @@ def _judged(
             skipped.add(_skip(place.path, found))
 
 
-def _is_of_corpus(path: str, kinds: KindTable) -> bool:
+def _name_corpora(paths: Iterable[str], kinds: KindTable) -> bool:
+    """Returns whether one of the names is that of a table or a shard."""
     from mmdeploy_llm.corpora.formats import all_suffixes  # not above: few inputs need it
 
-    return suffix_of(path, all_suffixes(kinds)) is not None
+    suffixes = all_suffixes(kinds)
+    return any(suffix_of(path, suffixes) is not None for path in paths)
 
 
 def _left_out(found: Media, kind: str) -> Iterator[str]:
@@ -223,7 +225,7 @@ def _note(skipped: Skipped, empty: Sequence[str], patterns: Patterns) -> None:
 def _nothing(given: Sequence[str], is_recursive: bool, skipped: Skipped, wanted: Wanted) -> str:
     names = ", ".join(map(repr, given[:MAX_NAMED])) or "an empty list of paths"
     hint = "" if is_recursive else "; --no-recursive left out subfolders"
-    if any(_is_of_corpus(skip.path, wanted.table) for skip in skipped):
+    if _name_corpora((skip.path for skip in skipped), wanted.table):
         hint += "; `mmdeploy-llm batch` reads tables and shards"
     passed = f" ({skipped.text})" if skipped.text else ""
     return f"no {wanted.words} in {names}{passed}{hint}"
