@@ -78,6 +78,7 @@ test-triton: $(TRITONS:%=.venv/triton-%/.installed)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@git ls-files '*.py' | xargs wc -l | awk '$$1 > 600 && $$2 != "total" {print $$2 ": " $$1 " lines: has it one job?"}'
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -108,6 +109,6 @@ $(STAMP): pyproject.toml
 		echo "venv failed; on Debian and Ubuntu it comes with: apt install python3-venv"; \
 		exit 1; }
 	@echo "Setting up .venv, once; the download of torch takes some minutes."
-	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip "setuptools>=77"
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip
 	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[dev]"
 	@touch $@

@@ -30,7 +30,7 @@ from packaging.version import InvalidVersion, Version
 ROOT = Path(__file__).parents[1]
 PACKAGE = "mmdeploy-llm"
 VERSION = re.compile(r'^((?:__)?version(?:__)? = ")([^"]+)(")$', re.MULTILINE)
-VERSION_FILES = ("pyproject.toml", "src/mmdeploy_llm/__init__.py")
+VERSION_FILES = ("pyproject.toml", "mmdeploy_llm/__init__.py")
 UNRELEASED = "## [Unreleased]\n"
 # A wheel of a source tree and one of its sdist name the files in another order.
 UNORDERED = ("RECORD",)

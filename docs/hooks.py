@@ -30,9 +30,9 @@ import surface_pages  # noqa: E402
 
 PAGES = {  # page of the site -> file of the repository
     "index.md": "README.md",
-    "plugins.md": "src/mmdeploy_llm_plugins/README.md",
-    "processors.md": "src/mmdeploy_llm_processors/README.md",
-    "code.md": "src/mmdeploy_llm/README.md",
+    "plugins.md": "plugins/mmdeploy_llm_plugins/README.md",
+    "processors.md": "processors/mmdeploy_llm_processors/README.md",
+    "code.md": "mmdeploy_llm/README.md",
     "benchmarks.md": "examples/benchmarks/RESULTS.md",
     "benchmark_history.md": "examples/benchmarks/HISTORY.md",
     "examples.md": "examples/README.md",

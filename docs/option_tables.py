@@ -9,14 +9,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import decoder_table
 
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.params import (
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.params import (
     EarlyStopParams,
     GuidedDecodingParams,
     NoRepeatNGramParams,
     SamplingParams,
 )
-from mmdeploy_llm.params.counterparts import COUNTERPARTS
+from mmdeploy_llm.values.params.counterparts import COUNTERPARTS
 
 GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
     "Model": """model tokenizer revision dtype quantization quantization_group_size

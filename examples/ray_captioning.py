@@ -16,7 +16,7 @@ import ray
 from ray.data.checkpoint import CheckpointConfig
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.ray import caption_dataset
+from mmdeploy_llm.client.ray import caption_dataset
 
 SUFFIXES = (".png", ".jpg", ".webp")
 

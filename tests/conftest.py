@@ -181,7 +181,7 @@ def run_program(load_file):
     """run_program(code, *words, cwd=, env=, timeout=): runs Python in another process, where torch
     and transformers have been imported already; see programs.py. Kernels have been compiled, so
     that what a program prints has no line about that."""
-    from mmdeploy_llm.native import BuildError, load
+    from mmdeploy_llm.kernels.cpu import BuildError, load
 
     with suppress(BuildError):
         load()
@@ -196,7 +196,7 @@ def warm_children(load_file):
     if sys.platform != "linux":
         yield
         return
-    from mmdeploy_llm.portable import children
+    from mmdeploy_llm.system.portable import children
 
     warm = load_file("warm.py").Warm()
     with pytest.MonkeyPatch.context() as patch:
@@ -208,7 +208,7 @@ def warm_children(load_file):
 @pytest.fixture
 def cold_children(monkeypatch):
     """Ranks and engines begin anew, for tests of what they import or take."""
-    from mmdeploy_llm.portable import children
+    from mmdeploy_llm.system.portable import children
 
     monkeypatch.setattr(children, "subprocess", subprocess)
 
@@ -219,7 +219,7 @@ def build_kernels():
     the folder in which engines look for it."""
     from filelock import FileLock
 
-    from mmdeploy_llm.native import build
+    from mmdeploy_llm.kernels.cpu import build
 
     home = Path.home() / ".cache" / "mmdeploy_llm" / "kernels"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ def engines_wait_for_kernels(request):
     if not hasattr(request.config, "workerinput"):  # there is no other process
         yield
         return
-    from mmdeploy_llm.native import cpu_kernels
+    from mmdeploy_llm.kernels.cpu import cpu_kernels
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_kernels, "build", request.getfixturevalue("build_kernels"))
@@ -277,8 +277,8 @@ def transformers_of(references):
 
 @pytest.fixture(scope="session")
 def kernels():
-    """The kernels of this CPU; tests/native and tests/cuda have fixtures of the same name."""
-    from mmdeploy_llm.native import BuildError, load
+    """The kernels of this CPU; the folders of tests/kernels have fixtures of the same name."""
+    from mmdeploy_llm.kernels.cpu import BuildError, load
 
     try:
         return load()

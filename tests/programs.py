@@ -20,8 +20,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 PRELOADED = (
-    *("mmdeploy_llm.llm", "mmdeploy_llm.desk.many", "mmdeploy_llm.batch.job"),
-    *("mmdeploy_llm.reading.plan", "mmdeploy_llm.report.whole", "mmdeploy_llm.testing.check"),
+    *("mmdeploy_llm.client.llm", "mmdeploy_llm.engine.desk.many", "mmdeploy_llm.batch.job"),
+    *(
+        "mmdeploy_llm.batch.documents.reading.plan",
+        "mmdeploy_llm.batch.report.whole",
+        "mmdeploy_llm.testing.check",
+    ),
     "transformers.modeling_utils",
 )
 SERVER = """

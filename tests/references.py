@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+import mmdeploy_llm_plugins
 import numpy as np
 import safetensors
 import tokenizers
@@ -27,10 +28,10 @@ import transformers
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-import mmdeploy_llm_plugins
-from mmdeploy_llm import model_checks, tiny
-from mmdeploy_llm.model_checks.models import transformers_reference
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing import models as model_checks
+from mmdeploy_llm.testing import tiny
+from mmdeploy_llm.testing.models.models import transformers_reference
+from mmdeploy_llm.testing.tiny import write_tiny
 
 LIBRARIES = (np, safetensors, tokenizers, torch, transformers)
 DAY = 24 * 60 * 60

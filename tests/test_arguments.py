@@ -16,7 +16,7 @@ from mmdeploy_llm.client.arguments import (
     chat_options,
     one_params,
 )
-from mmdeploy_llm.intake.prompts import read_prompt
+from mmdeploy_llm.engine.intake.prompts import read_prompt
 
 ROWS = [[5, 6, 7], [8, 9]]
 PADDED = {"input_ids": [[5, 6, 7], [8, 9, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]]}

@@ -138,10 +138,10 @@ def test_the_tiers_leave_no_test_out():
     ("path", "reason", "is_known"),
     [
         ("tests/gpu/test_equal.py", "Skipped: needs a CUDA device", True),
-        ("tests/native/test_cores.py", "Skipped: this machine tells no NUMA nodes", True),
+        ("tests/kernels/cpu/test_cores.py", "Skipped: this machine tells no NUMA nodes", True),
         ("mmdeploy_llm/testing/conformance.py", "Skipped: position i of a prompt is i", True),
         ("tests/system/test_tools.py", "Skipped: needs llguidance: the extra 'guided'", False),
-        ("tests/native/test_build.py", "Skipped: no C++ compiler on this machine", False),
+        ("tests/kernels/cpu/test_build.py", "Skipped: no C++ compiler on this machine", False),
     ],
 )
 def test_ci_knows_why_a_test_may_be_skipped(load_file, path, reason, is_known):

@@ -5,9 +5,14 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.runtime_config import (
+    AttentionChoice,
+    MachineLimits,
+    ModelLimits,
+    resolve,
+)
 
 MODEL = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=64)
 CPU = MachineLimits(has_cuda=False, num_cpus=2, num_threads=2)

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.params.counterparts import COUNTERPARTS, OF_A_REQUEST
-from mmdeploy_llm.params.elsewhere import FALSE_ASKS, OFF, SERVING_OPTIONS, TUNING_OPTIONS
-from mmdeploy_llm.spelling import meant
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.params import GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.values.params.counterparts import COUNTERPARTS, OF_A_REQUEST
+from mmdeploy_llm.values.params.elsewhere import FALSE_ASKS, OFF, SERVING_OPTIONS, TUNING_OPTIONS
+from mmdeploy_llm.values.text.spelling import meant
 
 CLASSES = {
     "EngineConfig": EngineConfig,

@@ -12,7 +12,7 @@ import mmdeploy_llm
 from mmdeploy_llm import LLM, TokenCount, TokenCounter, count_tokens
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, EngineError, MediaLimitError, RequestError
-from mmdeploy_llm.model_names import bundled_models
+from mmdeploy_llm.values.options.model_names import bundled_models
 
 IMAGE = Image.new("RGB", (96, 64))
 PROMPTS = {
@@ -65,9 +65,9 @@ def test_options_count(folder):
 
 
 def test_nothing_is_compiled_and_no_model_is_built(folder, monkeypatch):
-    monkeypatch.setattr(sys.modules["mmdeploy_llm.native.build"], "_run", None)
+    monkeypatch.setattr(sys.modules["mmdeploy_llm.kernels.cpu.build"], "_run", None)
     monkeypatch.setattr("mmdeploy_llm.weights.load.build_model", None)
-    monkeypatch.setattr("mmdeploy_llm.native.load", None)
+    monkeypatch.setattr("mmdeploy_llm.kernels.cpu.load", None)
     with TokenCounter(folder, guided_decoding_backend="auto", quantization="int8") as counter:
         assert counter.count_tokens("A red circle").num_prompt_tokens > 0
 

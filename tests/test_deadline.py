@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError, RequestTimeoutError
+from mmdeploy_llm.values.deadline import Deadline, earlier
 
 
 @pytest.mark.parametrize(

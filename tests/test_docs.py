@@ -89,8 +89,8 @@ def test_a_link_that_leads_nowhere_ends_the_build(hooks):
 
 def test_tutorials_changelog_and_figures_are_pages_where_they_are(site):
     for origin in (
-        "src/mmdeploy_llm_plugins/README.md",
-        "src/mmdeploy_llm_processors/README.md",
+        "plugins/mmdeploy_llm_plugins/README.md",
+        "processors/mmdeploy_llm_processors/README.md",
         "CHANGELOG.md",
     ):
         assert origin in site.origins
@@ -149,19 +149,19 @@ def test_the_glossary_is_sorted(hooks):
 
 
 def test_the_engine_calls_three_rooms_as_the_map_says(hooks):
-    text = (hooks.ROOT / "src/mmdeploy_llm/engine.py").read_text()
+    text = (hooks.ROOT / "mmdeploy_llm/engine/engine.py").read_text()
     rooms = set(re.findall(r"^from \.(intake|schedule|runner|delivery)\b", text, re.MULTILINE))
-    row = re.search(
-        r"^\| `engine.py` \| .*$", hooks.read("src/mmdeploy_llm/README.md"), re.MULTILINE
-    )[0]
+    row = re.search(r"^\| `engine.py` \| .*$", hooks.read("mmdeploy_llm/README.md"), re.MULTILINE)[
+        0
+    ]
     assert rooms == set(re.findall(r"`(\w+)/`", row.partition(";")[0]))
 
 
 def test_the_map_names_every_package(hooks):
-    text = (hooks.ROOT / "src/mmdeploy_llm/README.md").read_text()
+    text = (hooks.ROOT / "mmdeploy_llm/README.md").read_text()
     rows = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
     assert len(rows) == len(set(rows)), "a package is listed twice"
-    folders = (path.name for path in (hooks.ROOT / "src/mmdeploy_llm").iterdir() if path.is_dir())
+    folders = (path.name for path in (hooks.ROOT / "mmdeploy_llm").iterdir() if path.is_dir())
     assert {name for name in folders if name[0] != "_"} <= set(rows)
 
 

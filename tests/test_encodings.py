@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm import cli
-from mmdeploy_llm.command_options.values import text_value
-from mmdeploy_llm.encodings import is_gbk, not_utf8
+from mmdeploy_llm.cli.options.values import text_value
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.text.encodings import is_gbk, not_utf8
 
 CHINESE = "描述这张图片，左边有一个红色的圆。"
 GBK = "not UTF-8, it seems to be GB18030; convert it: iconv -f GB18030 -t UTF-8 FILE > NEW"

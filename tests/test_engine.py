@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.delivery.delivery import Delivery
-from mmdeploy_llm.engine import Engine
+from mmdeploy_llm.engine.delivery.delivery import Delivery
+from mmdeploy_llm.engine.engine import Engine
+from mmdeploy_llm.engine.runner.overlap import deferred
+from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.hooks import EngineInfo, PluginManager, hookimpl
-from mmdeploy_llm.metrics import EngineStats
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.runner.overlap import deferred
-from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
-from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.values.outputs.metrics import EngineStats
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.plan import RequestFailure, StepResult
 
 INFO = EngineInfo(
     model="fake",

@@ -10,7 +10,7 @@ import pytest
 import mmdeploy_llm
 from mmdeploy_llm import LLM, AsyncLLM, EngineConfig, ModelPool, SamplingParams
 from mmdeploy_llm.batch.arguments import BatchOptions
-from mmdeploy_llm.reading.arguments import ReadArguments
+from mmdeploy_llm.batch.documents.reading.arguments import ReadArguments
 
 GUIDE = Path(__file__).parent.parent / "docs"
 MAX_SIGNATURE = 400  # characters before the sentence; of SamplingParams there were 3,188

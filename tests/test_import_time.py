@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "PIL"}
-HEAVY |= {"av", "httpcore2", "jinja2", "asyncio", "mmdeploy_llm.startup.start"}
+HEAVY |= {"av", "httpcore2", "jinja2", "asyncio", "mmdeploy_llm.engine.startup.start"}
 OF_REPORTS = {"numpy", "PIL", "jinja2", "asyncio"}  # small pictures in a template; tqdm.auto
 OF_BATCHES = {"jinja2"}
 # Twice to four times what a core of its own needs. torch alone takes 1.5, transformers 0.8.
@@ -76,13 +76,13 @@ def test_what_is_imported_first_takes_little_cpu(code, words):
             break
     assert seconds < MAX_CPU_SECONDS
     assert not HEAVY & modules
-    assert {"mmdeploy_llm.llm", "mmdeploy_llm.cli.program"} & modules
+    assert {"mmdeploy_llm.client.llm", "mmdeploy_llm.cli.program"} & modules
 
 
 def test_every_name_of_the_package_loads_nothing_heavy():
     _, modules = loaded(ALL)
     assert not (HEAVY - {"asyncio"}) & modules  # which AsyncLLM needs
-    assert "mmdeploy_llm.llm" in modules
+    assert "mmdeploy_llm.client.llm" in modules
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
         "merge nowhere adapter out",
     )
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
-    assert not (HEAVY | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
+    assert not (HEAVY | {"mmdeploy_llm.values.options.config", "mmdeploy_llm.hooks"}) & modules
     assert "mmdeploy_llm.cli.program" in modules
 
 
@@ -138,7 +138,7 @@ def test_folders_that_cannot_be_used_are_told_before_torch_is_imported(tmp_path)
     lines += ["merge shapes-vl . empty", "merge shapes-vl nowhere out"]
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not {"torch", "transformers"} & modules
-    assert "mmdeploy_llm.model_folder" in modules
+    assert "mmdeploy_llm.weights.folder" in modules
 
 
 def test_names_that_mean_nothing_are_told_before_torch_is_imported(tmp_path):
@@ -171,7 +171,7 @@ def test_names_that_mean_nothing_are_told_before_torch_is_imported(tmp_path):
     lines += ["transcribe a.jpg --transcripts nothing --model shapes-vl"]
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not {"torch", "transformers"} & modules
-    assert "mmdeploy_llm.attention.names" in modules
+    assert "mmdeploy_llm.hooks.objects.attention_names" in modules
 
 
 def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
@@ -193,7 +193,7 @@ def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
     lines = [f"{command} --engine nothing=1" for command in commands]
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not (HEAVY | {"mmdeploy_llm.hooks", "mmdeploy_llm.batch"}) & modules
-    assert "mmdeploy_llm.config" in modules
+    assert "mmdeploy_llm.values.options.config" in modules
 
 
 def test_a_wrong_id_of_the_hub_is_told_at_once_where_nothing_may_be_fetched(tmp_path, monkeypatch):
@@ -207,7 +207,9 @@ def test_a_wrong_id_of_the_hub_is_told_at_once_where_nothing_may_be_fetched(tmp_
     )
     _, modules = loaded(MISTAKES, *commands, cwd=tmp_path)
     light = {"huggingface_hub"}
-    assert not (HEAVY - light | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
+    assert (
+        not (HEAVY - light | {"mmdeploy_llm.values.options.config", "mmdeploy_llm.hooks"}) & modules
+    )
     assert light <= modules
 
 

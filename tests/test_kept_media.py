@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.kept_media import THUMBNAIL_SIZE, KeptImage, KeptMedia, kept
+from mmdeploy_llm.media.kept import THUMBNAIL_SIZE, KeptImage, KeptMedia, kept
 
 
 def picture(size=(400, 300)):

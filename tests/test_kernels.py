@@ -67,7 +67,7 @@ def own(device, request):
     if device == "cpu":
         return request.getfixturevalue("kernels")
     pytest.importorskip("triton", reason="the kernels for CUDA need triton")
-    from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
+    from mmdeploy_llm.kernels.cuda.cuda_kernels import CudaKernels
 
     return CudaKernels(torch.device("cpu"))
 
@@ -121,7 +121,7 @@ def test_record_returns_the_result(own):
 
 
 def test_nobody_asks_which_kernels_they_are():
-    core = Path(__file__).parent.parent / "src/mmdeploy_llm"
+    core = Path(__file__).parent.parent / "mmdeploy_llm"
     asking = [
         path
         for path in core.rglob("*.py")

@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.params import (
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.params import (
     ALIASES,
     EarlyStopParams,
     GuidedDecodingParams,
     NoRepeatNGramParams,
     SamplingParams,
 )
-from mmdeploy_llm.params.frozen import Accepts, FrozenParams
+from mmdeploy_llm.values.params.frozen import Accepts, FrozenParams
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "src/mmdeploy_llm/params/option_dicts.py"
+FILE = ROOT / "mmdeploy_llm/values/params/option_dicts.py"
 DICTS = {
     "EarlyStopOptions": EarlyStopParams,
     "EngineOptions": EngineConfig,
@@ -103,7 +103,7 @@ def written() -> str:
 def formatted(text: str) -> str:
     """Returns Python code in this repository's format, with its unused imports removed."""
     ruff = [sys.executable, "-m", "ruff"]
-    name = ["--stdin-filename", str(ROOT / "src/mmdeploy_llm" / "made.py")]
+    name = ["--stdin-filename", str(ROOT / "mmdeploy_llm" / "made.py")]
     for command in (["check", "--fix", "--quiet", "--select", "F401,I"], ["format"]):
         run = [*ruff, *command, *name, "-"]
         text = subprocess.run(run, input=text, capture_output=True, text=True, check=True).stdout

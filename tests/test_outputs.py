@@ -10,8 +10,9 @@ from pathlib import Path
 import pandas
 import pytest
 
-from mmdeploy_llm.kept_media import KeptImage
-from mmdeploy_llm.outputs import (
+from mmdeploy_llm.media.kept import KeptImage
+from mmdeploy_llm.values.outputs.pooled import ClassifyOutput, EmbeddingOutput, ScoreOutput
+from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,
     Completions,
     Logprob,
@@ -19,7 +20,6 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
     ToolCall,
 )
-from mmdeploy_llm.pooled_outputs import ClassifyOutput, EmbeddingOutput, ScoreOutput
 
 CALL = ToolCall(id="c", name="f", arguments="{}")
 FIRST = CompletionOutput(

@@ -1,4 +1,4 @@
-"""Calls that only some systems have stand behind src/mmdeploy_llm/portable/, and the package works
+"""Calls that only some systems have stand behind mmdeploy_llm/system/portable/, and the package works
 in a process that lacks them."""
 
 import ast
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
-PORTABLE = "mmdeploy_llm/portable/"
+PORTABLE = "mmdeploy_llm/system/portable/"
 FAKE = Path(__file__).parent / "fake_system"
 
 # Modules that not every system has.
@@ -51,17 +51,17 @@ FOLDERS = ("/proc", "/sys", "/dev")
 # Elsewhere: what only one system has at all, tried and done without. File -> names, each of which
 # it asks for before it uses them.
 ALONE = {
-    "mmdeploy_llm/doctor/examination.py": "/proc",
+    "mmdeploy_llm/cli/doctor/examination.py": "/proc",
     "mmdeploy_llm/media/beneath.py": "dir_fd",  # openat2
-    "mmdeploy_llm/native/cores.py": "cpu_count",  # as many threads as torch chooses
-    "mmdeploy_llm/native/crowd.py": "/proc",
-    "mmdeploy_llm/native/memory.py": "/sys MADV_DONTNEED MAP_ANONYMOUS MAP_PRIVATE",
-    "mmdeploy_llm/native/openmp.py": "register_at_fork",
-    "mmdeploy_llm/plugin_checks/fetchers.py": "/dev",
-    "mmdeploy_llm/plugin_checks/left_over.py": "/proc",
-    "mmdeploy_llm/plugin_checks/memory.py": "/proc",
-    "mmdeploy_llm/read_ahead.py": "preadv",
-    "mmdeploy_llm/processes/wire.py": "MAP_PRIVATE memfd_create",
+    "mmdeploy_llm/kernels/cpu/cores.py": "cpu_count",  # as many threads as torch chooses
+    "mmdeploy_llm/kernels/cpu/crowd.py": "/proc",
+    "mmdeploy_llm/kernels/cpu/memory.py": "/sys MADV_DONTNEED MAP_ANONYMOUS MAP_PRIVATE",
+    "mmdeploy_llm/kernels/cpu/openmp.py": "register_at_fork",
+    "mmdeploy_llm/testing/plugins/fetchers.py": "/dev",
+    "mmdeploy_llm/testing/plugins/left_over.py": "/proc",
+    "mmdeploy_llm/testing/plugins/memory.py": "/proc",
+    "mmdeploy_llm/weights/read_ahead.py": "preadv",
+    "mmdeploy_llm/system/processes/wire.py": "MAP_PRIVATE memfd_create",
 }
 
 
@@ -206,10 +206,10 @@ import importlib, pkgutil, sys
 for package in ("mmdeploy_llm", "mmdeploy_llm_plugins", "mmdeploy_llm_processors"):
     found = importlib.import_module(package)
     for item in pkgutil.walk_packages(found.__path__, package + "."):
-        if not item.name.startswith(("mmdeploy_llm.cuda.", "mmdeploy_llm.testing.")):
+        if not item.name.startswith(("mmdeploy_llm.kernels.cuda.", "mmdeploy_llm.testing.")):
             importlib.import_module(item.name)
 from mmdeploy_llm.cli import main
-from mmdeploy_llm.portable import files
+from mmdeploy_llm.system.portable import files
 assert (files.sys.platform, hasattr(files.os, "memfd_create")) == (sys.argv.pop(1), False)
 words = sys.argv[1:]
 for more in (["--report", "out.html"], ["--resume"]):

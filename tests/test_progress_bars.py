@@ -8,8 +8,13 @@ import pytest
 from tqdm import auto, tqdm
 
 from mmdeploy_llm.client.progress import Progress
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.progress_bars import in_notebook, open_bar, where_seen
+from mmdeploy_llm.values.outputs.request_output import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+)
+from mmdeploy_llm.values.text.progress_bars import in_notebook, open_bar, where_seen
 
 OUTPUT = RequestOutput(
     request_id="r",

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from mmdeploy_llm import read_ahead as module
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.portable.files import make_fifo
-from mmdeploy_llm.read_ahead import mark_of, read_ahead
+from mmdeploy_llm.system.portable.files import make_fifo
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.weights import read_ahead as module
+from mmdeploy_llm.weights.read_ahead import mark_of, read_ahead
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 ROOT = Path(__file__).parent.parent
-MAP = ROOT / "src/mmdeploy_llm/README.md"
+MAP = ROOT / "mmdeploy_llm/README.md"
 OURS = [ROOT / "src"]
 MAX_LINES = 3000  # of the files that are read in order
 MAX_RUN_LINES = 3420  # of the functions that one request runs, in all threads

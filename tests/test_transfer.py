@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mmdeploy_llm.transfer import buffer_slices, pack, to_device, to_device_together
+from mmdeploy_llm.layers.transfer import buffer_slices, pack, to_device, to_device_together
 
 CPU = torch.device("cpu")
 

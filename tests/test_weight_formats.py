@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdeploy_llm import native
-from mmdeploy_llm.bench.cost import WEIGHT_BYTES
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.cli.bench.cost import WEIGHT_BYTES
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.kernels.coded import layout_of
-from mmdeploy_llm.native.coded import CodedPanels
-from mmdeploy_llm.native.products import S8Weight
-from mmdeploy_llm.weight_formats import (
+from mmdeploy_llm.kernels.cpu.coded import CodedPanels
+from mmdeploy_llm.kernels.cpu.products import S8Weight
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.weight_formats import (
     FORMATS,
     LOOKED_UP,
     format_on,
@@ -29,14 +29,14 @@ every = pytest.mark.parametrize("row", FORMATS.values(), ids=list(FORMATS))
 def test_no_other_code_names_a_format():
     found = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "src/mmdeploy_llm").rglob("*.py")
+        for path in (ROOT / "mmdeploy_llm").rglob("*.py")
         for line in path.read_text().splitlines()
         if OWN_NAMES.search(line) and '"' in line.replace('"""', "")
     }
     # The error about a checkpoint that is not read says what to do.
     assert found <= {
-        "src/mmdeploy_llm/weight_formats.py",
-        "src/mmdeploy_llm/weights/quantized/formats.py",
+        "mmdeploy_llm/values/options/weight_formats.py",
+        "mmdeploy_llm/weights/quantized/formats.py",
     }
 
 

@@ -20,13 +20,13 @@ import subprocess
 import sys
 import threading
 
-from mmdeploy_llm.processes.process import BOOT
+from mmdeploy_llm.system.processes.process import BOOT
 
 PRELOADED = (
-    "mmdeploy_llm.desk.many",
-    "mmdeploy_llm.desk.remote",
-    "mmdeploy_llm.runner.distributed",
-    "mmdeploy_llm.startup.start",
+    "mmdeploy_llm.engine.desk.many",
+    "mmdeploy_llm.engine.desk.remote",
+    "mmdeploy_llm.engine.runner.distributed",
+    "mmdeploy_llm.engine.startup.start",
 )
 # Helpers, which need no torch, by the names of their workers: they begin as ever.
 LIGHT = {"grammar", "schema", "template", "the process that reads it", "tokenizer"}

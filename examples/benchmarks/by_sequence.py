@@ -25,7 +25,7 @@ from transformers_any import requests
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 NUM_REQUESTS, NUM_TOKENS = 8, 32
 SIZES = {

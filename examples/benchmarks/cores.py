@@ -87,8 +87,9 @@ def measure(model: str, num_threads: int, num_engines: int) -> dict[str, Any]:
     """Measures one case; called in a process of its own."""
     import torch
 
-    from mmdeploy_llm import LLM, SamplingParams, native
-    from mmdeploy_llm.bench.machine import measure_machine
+    from mmdeploy_llm import LLM, SamplingParams
+    from mmdeploy_llm.cli.bench.machine import measure_machine
+    from mmdeploy_llm.kernels import cpu as native
 
     found: dict[str, Any] = {"threads": num_threads, "engines": num_engines}
     if num_engines == 1:
@@ -122,7 +123,7 @@ def weights(model: str) -> Iterator[Any]:
     each value."""
     from safetensors import safe_open
 
-    from mmdeploy_llm.model_names import bundled_models
+    from mmdeploy_llm.values.options.model_names import bundled_models
     from mmdeploy_llm.weights.find import find_weights
 
     for path in find_weights(bundled_models().get(model, Path(model))):
@@ -174,7 +175,7 @@ def main() -> None:
     if given.case:
         print(json.dumps(measure(model, *given.case)))
         return
-    from mmdeploy_llm import native
+    from mmdeploy_llm.kernels import cpu as native
 
     check_model(parser, model)
     num_cores = native.num_suitable_threads(native.usable_cpus())

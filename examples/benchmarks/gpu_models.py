@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import Ernie4_5_VLMoeConfig, PretrainedConfig, Qwen2_5_VLConfig
-
-from mmdeploy_llm.tiny import families, family_of, make_tokenizer, token_ids
 from mmdeploy_llm_plugins.ernie.tiny import TOKENS as ERNIE_TOKENS
 from mmdeploy_llm_plugins.qwen.tiny import TOKENS as QWEN_TOKENS
+from transformers import Ernie4_5_VLMoeConfig, PretrainedConfig, Qwen2_5_VLConfig
+
+from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer, token_ids
 
 MAX_PIXELS = 1280 * 28 * 28
 

@@ -22,7 +22,7 @@ import torch
 from gpu_shared import REAL, TINY, Measured, Part, busy, copy_rate, rate, seconds
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.bench.photos import smooth_pixels
+from mmdeploy_llm.cli.bench.photos import smooth_pixels
 
 QUESTION = "Describe this image in detail."
 

@@ -17,11 +17,17 @@ from typing import Any
 import torch
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.bench.cost import VALUE_BYTES, MediaFlops, ModelCost, kv_block_bytes, model_cost
-from mmdeploy_llm.bench.machine import Machine
-from mmdeploy_llm.bench.run import StepLog
-from mmdeploy_llm.metrics import StepStats
-from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.cli.bench.cost import (
+    VALUE_BYTES,
+    MediaFlops,
+    ModelCost,
+    kv_block_bytes,
+    model_cost,
+)
+from mmdeploy_llm.cli.bench.machine import Machine
+from mmdeploy_llm.cli.bench.run import StepLog
+from mmdeploy_llm.values.outputs.metrics import StepStats
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 DTYPE = "bfloat16"
 LOWEST_ID = 40  # lowest token id in prompts; special tokens lie below
@@ -80,7 +86,7 @@ class Part:
         self.graphs = "no CUDA graphs"
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         for name in ("graphs", "runner"):
-            logging.getLogger(f"mmdeploy_llm.runner.{name}").addFilter(self.keep)
+            logging.getLogger(f"mmdeploy_llm.engine.runner.{name}").addFilter(self.keep)
 
     def keep(self, record: logging.LogRecord) -> bool:
         """Log filter that remembers the message about CUDA graphs and passes every record."""

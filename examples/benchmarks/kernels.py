@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from products import header, run_level
 
-from mmdeploy_llm.kernels import VisibleKeys
-from mmdeploy_llm.native import CpuKernels, cpu_levels, load
-from mmdeploy_llm.sampling.draw import draw
-from mmdeploy_llm.sampling.draw_params import DrawParams
+from mmdeploy_llm.engine.runner.sampling.draw import draw
+from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
+from mmdeploy_llm.hooks import VisibleKeys
+from mmdeploy_llm.kernels.cpu import CpuKernels, cpu_levels, load
 
 BLOCK = 64
 NUM_LOGITS = 151_936

@@ -19,12 +19,12 @@ import torch
 from models_here import check_folder
 from quantization_quality import BLOCK_SIZE, load
 
-from mmdeploy_llm import native
-from mmdeploy_llm.attention.base import BatchLayout, KVCache
-from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
-from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.caches import PagedKV, layer_caches
 from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.hooks import BatchLayout, KVCache
+from mmdeploy_llm.kernels import cpu as native
+from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate
+from mmdeploy_llm.layers.attention.native import NativeAttention
 
 DTYPES = (torch.bfloat16, torch.int8, torch.int4)
 

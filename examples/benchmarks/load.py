@@ -33,12 +33,12 @@ from pathlib import Path
 
 from models_here import check_model
 
-from mmdeploy_llm.model_names import bundled_models
+from mmdeploy_llm.values.options.model_names import bundled_models
 from mmdeploy_llm.weights.find import find_weights
 
 PROGRAM = """
 import json, sys, time
-import mmdeploy_llm.startup.loaded as loaded
+import mmdeploy_llm.engine.startup.loaded as loaded
 from mmdeploy_llm import LLM, SamplingParams
 
 def memory(name):

@@ -26,12 +26,12 @@ from types import SimpleNamespace
 
 import av
 import numpy as np
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media.video.files import open_file
-from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 
 LIMITS = MediaLimits()
 PROMPT = "User: Picture 1:<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>Describe the image.\n"

@@ -98,8 +98,8 @@ def write_coded(
 ) -> None:
     """Writes a config and random weights of these shapes, the matrices of a decoder's layers in 4
     bits."""
-    from mmdeploy_llm.saving.packing import settings
-    from mmdeploy_llm.saving.rounding import Scheme
+    from mmdeploy_llm.checkpoints.saving.packing import settings
+    from mmdeploy_llm.checkpoints.saving.rounding import Scheme
 
     rounded = [name for name in shapes if is_rounded(name)]
     others = [name for name, shape in shapes.items() if len(shape) == 2 and name not in rounded]

@@ -13,7 +13,7 @@ def check_model(parser: argparse.ArgumentParser, name: str) -> None:
     """Ends the program unless this is the folder or GGUF file of a model, the name of a bundled
     one, or the id of one that the hub's cache has."""
     from mmdeploy_llm.errors import MMDeployLLMError
-    from mmdeploy_llm.model_names import find_model, is_cached
+    from mmdeploy_llm.values.options.model_names import find_model, is_cached
 
     try:
         place = find_model(name)

@@ -22,6 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
+from mmdeploy_llm_processors.image.processor import ImageProcessor
 from PIL import Image
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
@@ -29,9 +32,6 @@ from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe im
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
-from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
-from mmdeploy_llm_processors.image.processor import ImageProcessor
 
 OURS = {"ernie": ErnieImageProcessor, "qwen": QwenImageProcessor}
 THEIRS = {"ernie": Ernie4_5_VLMoeImageProcessorPil, "qwen": Qwen2VLImageProcessorPil}

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.native import CpuKernels, Level, load
-from mmdeploy_llm.weight_formats import FORMATS, QuantizationName
+from mmdeploy_llm.kernels.cpu import CpuKernels, Level, load
+from mmdeploy_llm.values.options.weight_formats import FORMATS, QuantizationName
 
 LAYER = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # [n, k] of qkv, out, gate and up, down
 HEAD = ((151_936, 896),)

@@ -20,15 +20,14 @@ import workloads
 from models_here import check_folder
 from torch import Tensor
 
-from mmdeploy_llm import native
-from mmdeploy_llm.attention.base import BatchLayout
-from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
-from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.forward import ForwardInputs
-from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks import BatchLayout, PluginManager
+from mmdeploy_llm.kernels import cpu as native
+from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate
+from mmdeploy_llm.layers.attention.native import NativeAttention
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.weight_formats import FORMATS
+from mmdeploy_llm.values.options.weight_formats import FORMATS
+from mmdeploy_llm.weights.folder import read_checkpoint
 from mmdeploy_llm.weights.load import build_model
 
 BLOCK_SIZE = 64

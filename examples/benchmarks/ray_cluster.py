@@ -20,8 +20,8 @@ from models_here import check_model
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.ray import ClusterLLM, caption_dataset
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.client.ray import ClusterLLM, caption_dataset
+from mmdeploy_llm.testing.tiny import write_tiny
 
 IMAGES = Path(__file__).parent.parent / "images"
 PARAMS = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)

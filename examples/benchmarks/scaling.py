@@ -40,29 +40,34 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mmdeploy_llm.aio.handle import Handle, News
-from mmdeploy_llm.delivery.detokenizer import Vocabulary
-from mmdeploy_llm.delivery.pipeline import ParserSources, TextPipeline
-from mmdeploy_llm.desk.ticket import Ask, Ticket
+from mmdeploy_llm.client.aio.handle import Handle, News
+from mmdeploy_llm.engine.delivery.detokenizer import Vocabulary
+from mmdeploy_llm.engine.delivery.pipeline import ParserSources, TextPipeline
+from mmdeploy_llm.engine.desk.ticket import Ask, Ticket
+from mmdeploy_llm.engine.intake.placeholders import Placeholders
+from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, load_tokenizer
+from mmdeploy_llm.engine.runner.sampling.draw import draw
+from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
+from mmdeploy_llm.engine.runner.sampling.grammar import ban_tokens
+from mmdeploy_llm.engine.runner.sampling.logprobs import prompt_logprobs
+from mmdeploy_llm.engine.runner.sampling.trackers import BadSequences
+from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
+from mmdeploy_llm.engine.startup.parse_cache.stand_in import Source
+from mmdeploy_llm.engine.startup.parse_cache.tokenizer import tokenizer_stand_in
 from mmdeploy_llm.hooks import MediaInput
-from mmdeploy_llm.intake.placeholders import Placeholders
-from mmdeploy_llm.intake.tokenizer import PromptTokenizer, load_tokenizer
-from mmdeploy_llm.media_loading.cache import ByteCache
-from mmdeploy_llm.media_loading.kinds import ModelMedia
-from mmdeploy_llm.media_loading.processed import FIRST_BYTES, MOST_BYTES
-from mmdeploy_llm.model_names import bundled_models
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.parse_cache.stand_in import Source
-from mmdeploy_llm.parse_cache.tokenizer import tokenizer_stand_in
-from mmdeploy_llm.plan import StepResult
+from mmdeploy_llm.media.loading.cache import ByteCache
+from mmdeploy_llm.media.loading.kinds import ModelMedia
+from mmdeploy_llm.media.loading.processed import FIRST_BYTES, MOST_BYTES
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.sampling.draw import draw
-from mmdeploy_llm.sampling.draw_params import DrawParams
-from mmdeploy_llm.sampling.grammar import ban_tokens
-from mmdeploy_llm.sampling.logprobs import prompt_logprobs
-from mmdeploy_llm.sampling.trackers import BadSequences
-from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+from mmdeploy_llm.values.options.model_names import bundled_models
+from mmdeploy_llm.values.outputs.request_output import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+)
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.plan import StepResult
 
 VOCAB_SIZE = 152_064
 GOAL = 1.1

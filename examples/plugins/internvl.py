@@ -67,9 +67,9 @@ def sizes(config):
 def images(checkpoint, options):
     """Builds the processor of images."""
     import numpy as np
+    from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 
     from mmdeploy_llm.media import CLIP_MEAN, CLIP_STD, PatchOptions, tile_grid, tiles
-    from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 
     side, patch, merge = sizes(checkpoint.config)
 

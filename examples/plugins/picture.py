@@ -16,8 +16,9 @@ def provide_media_processors():
 
 def images(checkpoint, options):
     """Builds the processor; torch and Pillow are imported here, not where plugins are listed."""
-    from mmdeploy_llm.media import PatchOptions, resize
     from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
+
+    from mmdeploy_llm.media import PatchOptions, resize
 
     class Images(PictureProcessor):
         token = "<image>"

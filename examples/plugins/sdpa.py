@@ -6,11 +6,10 @@ llm = LLM(model, plugins=["./sdpa.py"], attention_backend="sdpa")
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdeploy_llm.attention.base import AttentionBackend, without_spans
-from mmdeploy_llm.attention.layouts import positions_of, visible_ranges
-from mmdeploy_llm.attention.writing import write_plain
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.hooks import AttentionBackendSpec, hookimpl
+from mmdeploy_llm.hooks import AttentionBackend, AttentionBackendSpec, hookimpl, without_spans
+from mmdeploy_llm.layers.attention.layouts import positions_of, visible_ranges
+from mmdeploy_llm.layers.attention.writing import write_plain
 
 DTYPES = ("bfloat16", "float16", "float32")
 

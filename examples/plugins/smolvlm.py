@@ -4,6 +4,7 @@ shuffle with one linear layer, and the decoder of Llama. Images only."""
 from dataclasses import replace
 
 import torch
+from mmdeploy_llm_processors.from_transformers import TransformersImages
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 from mmdeploy_llm.layers import (
@@ -16,7 +17,6 @@ from mmdeploy_llm.layers import (
     standard_decoder,
 )
 from mmdeploy_llm.weights.map import WeightMap
-from mmdeploy_llm_processors.from_transformers import TransformersImages
 
 RENAMES = (  # from their names to those of the layers
     (r"^model\.text_model\.", "model."),

@@ -20,6 +20,8 @@ from pathlib import Path
 import clips
 import numpy as np
 import questions as asking
+from mmdeploy_llm_plugins.ernie.frames import choose_frames
+from mmdeploy_llm_plugins.ernie.stamp import Stamp
 from PIL import Image
 from pixels import MERGE, PAIR, VIDEO, preprocess
 from scenes import Scene, draw_scene
@@ -27,8 +29,6 @@ from targets import IGNORE, MENTION, MENTION_CLASSES, cell_targets, clip_cells, 
 from tokenizers import Tokenizer
 
 from mmdeploy_llm.media.video.timeline import constant_timeline
-from mmdeploy_llm_plugins.ernie.frames import choose_frames
-from mmdeploy_llm_plugins.ernie.stamp import Stamp
 
 OPEN, CLOSE = "<|IMAGE_START|>", "<|IMAGE_END|>"
 OPEN_VIDEO, CLOSE_VIDEO = "<|VIDEO_START|>", "<|VIDEO_END|>"

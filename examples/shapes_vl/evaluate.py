@@ -131,7 +131,7 @@ def with_transformers(model: str) -> Engine:
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-    from mmdeploy_llm.model_folder import resolve_model
+    from mmdeploy_llm.weights.folder import resolve_model
 
     model = str(resolve_model(model))
     tokenizer = AutoTokenizer.from_pretrained(model)

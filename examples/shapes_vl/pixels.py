@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from mmdeploy_llm_processors.video.options import VideoOptions
 from PIL import Image
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import smart_resize
-
-from mmdeploy_llm_processors.video.options import VideoOptions
 
 PATCH, MERGE = 14, 2
 MIN_PIXELS, MAX_PIXELS = 112 * 112, 168 * 168

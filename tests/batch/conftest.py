@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.desk.outcome import Answer
+from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.values.outputs.request_output import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+)
+from mmdeploy_llm.values.params import SamplingParams
 
 
 class FakeLLM:

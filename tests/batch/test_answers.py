@@ -6,19 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.answers.checker import Checker, TooExpensiveError
-from mmdeploy_llm.answers.restarts import Restarting
-from mmdeploy_llm.answers.rounds import Rounds
-from mmdeploy_llm.answers.schemas import AnswerSchema, read_schema
-from mmdeploy_llm.answers.validated import Validated
+from mmdeploy_llm.batch.answers.checker import Checker, TooExpensiveError
+from mmdeploy_llm.batch.answers.restarts import Restarting
+from mmdeploy_llm.batch.answers.rounds import Rounds
+from mmdeploy_llm.batch.answers.schemas import AnswerSchema, read_schema
+from mmdeploy_llm.batch.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.desk.outcome import Answer
-from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.data.records.outcome import NOTHING
+from mmdeploy_llm.engine.desk.outcome import Answer
+from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, EngineError, InvalidAnswerError, WorkerDiedError
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.outcome import NOTHING
-from mmdeploy_llm.sinks.scan import read_records
+from mmdeploy_llm.values.outputs.request_output import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+)
+from mmdeploy_llm.values.params import SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 GREEDY = SamplingParams(temperature=0)

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.questions.asks import Asks, questions_about
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.outputs import Completions
-from mmdeploy_llm.questions.asks import Asks, questions_about
-from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.values.outputs.request_output import Completions
 
 TWO = {"caption": "Describe.", "tags": "List tags."}
 
@@ -36,7 +36,7 @@ class Asked:
     def answer_each(self, asks):
         from dataclasses import replace
 
-        from mmdeploy_llm.desk.outcome import Answer
+        from mmdeploy_llm.engine.desk.outcome import Answer
 
         for ask in reversed(list(asks)):
             self.groups.append(ask.group)
@@ -160,7 +160,7 @@ def test_a_system_message_begins_each_conversation(run, pictures):
 
 
 def test_reasoning_of_every_question_is_kept(fake_llm):
-    from mmdeploy_llm.records.several import joined
+    from mmdeploy_llm.data.records.several import joined
 
     one, two = (Record(id="a", text=t, reasoning=r) for t, r in (("x", "I."), ("y", "II.")))
     record = joined({"one": one, "two": two})

@@ -6,18 +6,18 @@ import time
 from dataclasses import replace
 
 import pytest
+from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.boxes.reading import find_boxes
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.batch.questions.boxed import MAX_BOXES, Boxed
+from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.engine.startup.media import check_boxes
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.outputs import Completions
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.questions.boxed import MAX_BOXES, Boxed
-from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.startup.media import check_boxes
-from mmdeploy_llm.tiny import write_tiny
-from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
+from mmdeploy_llm.media.boxes.reading import find_boxes
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.outputs.request_output import Completions
+from mmdeploy_llm.values.params import SamplingParams
 
 from .conftest import FakeLLM
 

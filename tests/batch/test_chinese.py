@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.opening.merged import MergedOutputs
-from mmdeploy_llm.report.letters import language
+from mmdeploy_llm.batch.report.letters import language
+from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 
 NAMES = (
     "猫.png",

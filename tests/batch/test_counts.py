@@ -5,9 +5,9 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.opening.choose import open_sink
-from mmdeploy_llm.opening.merged import MergedOutputs
-from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
+from mmdeploy_llm.data.records.state import RunState
 
 OUTPUTS = ("out.jsonl", "out.parquet", "out.tar")
 
@@ -81,7 +81,7 @@ def test_failed_doubled_and_unreadable_lines_are_results(fake_llm, jsonl, mode):
 
 
 def test_an_output_that_vanishes_before_its_report_is_told(fake_llm):
-    from mmdeploy_llm.records.files import OutputLostError
+    from mmdeploy_llm.data.records.files import OutputLostError
 
     summary = batch(rows(3), "out.jsonl", fake_llm)
     with open("out.jsonl", "r+b") as file:

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.data.files.options import FindingOptions
+from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.options import FindingOptions, with_reader
-from mmdeploy_llm.media_loading.reader import open_reader
-from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.media.loading.reader import open_reader
+from mmdeploy_llm.values.options.config import EngineConfig
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def run(fake_llm, tmp_path):
             finding=FindingOptions(dedupe=dedupe),
             describe_engine=lambda: Configuration(model=model, values={"model": model}),
         )
-        settings = with_reader(settings, lambda: open_reader(EngineConfig(model="shapes-vl")))
+        settings = settings.for_model(lambda: open_reader(EngineConfig(model="shapes-vl")))
         before = fake_llm.num_taken
         summary = run_batch(plan_batch(given, out, settings), lambda: fake_llm)
         return summary, fake_llm.num_taken - before
@@ -138,7 +138,7 @@ def test_rows_that_ask_something_else_are_not_the_same(
 
 def test_parts_keep_whose_answer_it_is(run, folder, tmp_path):
     pytest.importorskip("pyarrow")
-    from mmdeploy_llm.opening.merged import MergedOutputs
+    from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 
     run(str(folder), out=tmp_path / "out.parquet")
     found = {
@@ -158,7 +158,7 @@ def test_answers_of_another_configuration_are_not_used(run, folder, tmp_path, fa
         finding=FindingOptions(dedupe="bytes"),
         describe_engine=lambda: Configuration(model="other", values={"model": "other"}),
     )
-    settings = with_reader(settings, lambda: open_reader(EngineConfig(model="shapes-vl")))
+    settings = settings.for_model(lambda: open_reader(EngineConfig(model="shapes-vl")))
     run_batch(plan_batch(str(folder), tmp_path / "out.jsonl", settings), lambda: fake_llm)
     assert records_of(tmp_path / "out.jsonl")["new.png"].get("same_as") is None
 

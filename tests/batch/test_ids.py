@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmdeploy_llm.data.records.ids import IdSet, Selection
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.records.ids import IdSet, Selection
 
 
 @given(st.lists(st.text(st.characters(), max_size=4), max_size=60))

@@ -5,11 +5,11 @@ import os
 import pytest
 
 from mmdeploy_llm.batch.items import ItemReader
-from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.media_loading.forms import media_items
+from mmdeploy_llm.data.records.item import Item, Media
+from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.media.loading.forms import media_items
 from mmdeploy_llm.messages import MediaRef
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.item import Item, Media
+from mmdeploy_llm.values.params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=9, temperature=0)
 PARTS = [

@@ -6,16 +6,16 @@ import os
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.report import page as report_module
+from mmdeploy_llm.batch.report.page import ReportHead, write_report
+from mmdeploy_llm.checkpoints.saving.folders import Partial, check_output
+from mmdeploy_llm.data.files.files import find_media
+from mmdeploy_llm.data.files.walk import REPORT_SCRIPT
+from mmdeploy_llm.data.outputs.scan import RecordIndex, read_records
+from mmdeploy_llm.data.records.files import OutputLostError
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.files import find_media
-from mmdeploy_llm.finding.walk import REPORT_SCRIPT
-from mmdeploy_llm.records.files import OutputLostError
-from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.report import page as report_module
-from mmdeploy_llm.report.page import ReportHead, write_report
-from mmdeploy_llm.saving.folders import Partial, check_output
-from mmdeploy_llm.scaffold.package import write_package
-from mmdeploy_llm.sinks.scan import RecordIndex, read_records
+from mmdeploy_llm.testing.scaffold.package import write_package
 
 HEAD = ReportHead(model="m", created="today", version="1")
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.opening.choose import open_sink
-from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.testing.tiny import write_tiny
 
 NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 300
 
@@ -20,7 +20,7 @@ NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 300
 # the number of records after each; a part counts as full.
 PROGRAM = """
 import os, signal, sys, time
-import mmdeploy_llm, mmdeploy_llm.llm
+import mmdeploy_llm, mmdeploy_llm.client.llm
 
 PART_ITEMS = 20
 model, source, output, *kills = sys.argv[1:]
@@ -124,7 +124,7 @@ def test_an_output_cut_at_any_byte_is_completed(fake_llm, jsonl, tmp_path):
 NUM_ROWS = 120  # more than a busy machine answers before the thread below has its turn
 INTERRUPTED = """
 import os, signal, sys, threading, time
-import mmdeploy_llm.llm
+import mmdeploy_llm.client.llm
 from mmdeploy_llm.cli import main
 
 output = sys.argv[sys.argv.index("-o") + 1]

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.testing.tiny import write_tiny
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 

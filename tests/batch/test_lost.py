@@ -11,9 +11,9 @@ import tempfile
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.opening.choose import open_sink
-from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 
 NUM = 24
 FOLDERS = ("out.parquet", "out.tar")
@@ -162,7 +162,7 @@ def test_a_working_folder_that_changes_is_no_loss(do, here, output, monkeypatch)
 @pytest.mark.parametrize("output", ["out.jsonl", *FOLDERS])
 @pytest.mark.parametrize("method", ["write", "fsync"])
 def test_a_full_disk_leaves_whole_results_and_says_how_to_go_on(do, output, method, monkeypatch):
-    from mmdeploy_llm.records import growing as growing_module
+    from mmdeploy_llm.data.records import growing as growing_module
 
     real, calls = growing_module.write_all, []
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs, open_existing
+from mmdeploy_llm.data.records.configuration import Configuration
+from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.opening.merged import MergedOutputs, open_existing
-from mmdeploy_llm.records.configuration import Configuration
-from mmdeploy_llm.records.ids import Selection
 
 NAMES = ("one.jsonl", "two.parquet", "three.tar")
 

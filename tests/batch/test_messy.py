@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.finding.files import find_media
-from mmdeploy_llm.finding.options import FindingOptions
-from mmdeploy_llm.outputs import Completions
-from mmdeploy_llm.records.unicode_text import unescaped
+from mmdeploy_llm.data.files.files import find_media
+from mmdeploy_llm.data.files.options import FindingOptions
+from mmdeploy_llm.data.records.unicode_text import unescaped
+from mmdeploy_llm.values.outputs.request_output import Completions
 
 from .messy import FAILED, READ, SKIPPED, write_messy
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.data.openai.bodies import line_of
+from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.openai_lines.bodies import line_of
-from mmdeploy_llm.records.record import ItemError, Record
 
 CHOICE = {"index": 0, "logprobs": None, "finish_reason": "stop"}
 LOGPROBS = [

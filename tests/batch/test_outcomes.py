@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.making import record_of
+from mmdeploy_llm.data.records.outcome import ALL_FAILED, NOTHING, OUTCOMES, Retried
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.opening.choose import open_sink
-from mmdeploy_llm.outputs import CompletionOutput, Completions
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.making import record_of
-from mmdeploy_llm.records.outcome import ALL_FAILED, NOTHING, OUTCOMES, Retried
-from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.values.outputs.request_output import CompletionOutput, Completions
+from mmdeploy_llm.values.params import SamplingParams
 
 EMPTY = {"text": " \n", "token_ids": [5]}
 CUT = {"finish_reason": "length", "token_ids": [5, 6, 7, 8]}

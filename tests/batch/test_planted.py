@@ -12,15 +12,15 @@ from contextlib import contextmanager
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.report import page as report_module
+from mmdeploy_llm.batch.report.page import ReportHead, write_report
+from mmdeploy_llm.data.outputs import jsonl_writer as writer_module
+from mmdeploy_llm.data.outputs.jsonl_writer import RecordWriter
+from mmdeploy_llm.data.outputs.scan import RecordIndex, read_records, scan
+from mmdeploy_llm.data.records.files import Folder, OutputLostError
+from mmdeploy_llm.data.records.item import Media
+from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.records.files import Folder, OutputLostError
-from mmdeploy_llm.records.item import Media
-from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.report import page as report_module
-from mmdeploy_llm.report.page import ReportHead, write_report
-from mmdeploy_llm.sinks import jsonl_writer as writer_module
-from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
-from mmdeploy_llm.sinks.scan import RecordIndex, read_records, scan
 
 MAX_SECONDS = 60
 HEAD = ReportHead(model="m", created="today", version="1")

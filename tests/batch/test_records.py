@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.data.records.item import Item, Media
+from mmdeploy_llm.data.records.making import bad_record, record_of
+from mmdeploy_llm.data.records.record import ItemError, Record, Timings, key_of
+from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import PromptTooLongError
-from mmdeploy_llm.outputs import Completions, ToolCall
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.item import Item, Media
-from mmdeploy_llm.records.making import bad_record, record_of
-from mmdeploy_llm.records.record import ItemError, Record, Timings, key_of
-from mmdeploy_llm.shown import seconds
+from mmdeploy_llm.values.outputs.request_output import Completions, ToolCall
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.text.display import seconds
 
 
 def item(prompt, n=1, **values):

@@ -16,15 +16,15 @@ from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.batch.engine import NOT_COMPARED, describe_engine
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.finding.options import FindingOptions
-from mmdeploy_llm.records.configuration import Configuration
-from mmdeploy_llm.records.identity import digest_of, model_digest
-from mmdeploy_llm.records.outcome import NOTHING, Retried
-from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
-from mmdeploy_llm.sinks.scan import read_records, scan
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.data.files.options import FindingOptions
+from mmdeploy_llm.data.outputs.jsonl_writer import RecordWriter
+from mmdeploy_llm.data.outputs.scan import read_records, scan
+from mmdeploy_llm.data.records.configuration import Configuration
+from mmdeploy_llm.data.records.identity import digest_of, model_digest
+from mmdeploy_llm.data.records.outcome import NOTHING, Retried
+from mmdeploy_llm.data.records.record import ItemError, Record
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.values.options.config import EngineConfig
 
 
 @pytest.fixture

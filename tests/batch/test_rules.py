@@ -4,14 +4,19 @@ import json
 
 import pytest
 
-from mmdeploy_llm.answers.rules import Avoid, Limit, TextRules
+from mmdeploy_llm.batch.answers.rules import Avoid, Limit, TextRules
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.batch.options import output_settings
-from mmdeploy_llm.desk.outcome import Answer
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.sinks.scan import read_records
+from mmdeploy_llm.values.outputs.request_output import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+)
+from mmdeploy_llm.values.params import SamplingParams
 
 OPENINGS = ("This image", "Here's", "这张图片", "- ", "C'est ", "caf\u00e9")
 

@@ -8,11 +8,11 @@ import tracemalloc
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.data.outputs.scan import read_records, records_at
+from mmdeploy_llm.data.records.ids import Selection
+from mmdeploy_llm.data.records.outcome import NOTHING
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError, EngineError
-from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.records.outcome import NOTHING
-from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import read_records, records_at
 
 
 @pytest.fixture

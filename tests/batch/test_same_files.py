@@ -8,11 +8,11 @@ import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_source, run_batch
 from mmdeploy_llm.batch.sources import open_files
+from mmdeploy_llm.data.files.options import FindingOptions
+from mmdeploy_llm.data.records.configuration import Configuration
+from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.options import FindingOptions
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.configuration import Configuration
-from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.values.params import SamplingParams
 
 CONFIGURATION = Configuration(model="m", values={"a": 1})
 
@@ -168,7 +168,7 @@ def test_records_of_deleted_files_are_told_and_pruned(caption, photos, tmp_path)
 
 def test_pruned_parts(caption, photos, tmp_path):
     pytest.importorskip("pyarrow")
-    from mmdeploy_llm.opening.merged import MergedOutputs
+    from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 
     out = tmp_path / "out.parquet"
     caption("photos", mode="new", out=out)

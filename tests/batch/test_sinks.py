@@ -12,12 +12,12 @@ import tarfile
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.outputs.scan import newest
+from mmdeploy_llm.data.records.configuration import Configuration
+from mmdeploy_llm.data.records.outcome import NOTHING, Retried
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.opening.choose import open_sink
-from mmdeploy_llm.portable import locks
-from mmdeploy_llm.records.configuration import Configuration
-from mmdeploy_llm.records.outcome import NOTHING, Retried
-from mmdeploy_llm.sinks.scan import newest
+from mmdeploy_llm.system.portable import locks
 
 FOLDERS = ("out.parquet", "out.tar")
 URLS = ("memory://bucket/out.parquet", "memory://bucket/out.tar", "memory://bucket/out.jsonl")
@@ -118,7 +118,7 @@ class Killed(BaseException):
 
 def kill_during(do, monkeypatch, rows, output, method, number):
     """Ends a run at the given call of a method of the writer."""
-    from mmdeploy_llm.sinks import part_writer
+    from mmdeploy_llm.data.outputs import part_writer
 
     real, calls = getattr(part_writer.PartsWriter, method), []
 
@@ -332,7 +332,7 @@ def test_what_another_run_wrote_meanwhile_is_not_lost(do, rows, output):
 
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_full_disk_loses_nothing(do, rows, output, monkeypatch):
-    from mmdeploy_llm.records.shelves import LocalShelf
+    from mmdeploy_llm.data.records.shelves import LocalShelf
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -437,7 +437,7 @@ def test_a_named_journal(do, rows, here):
 def test_an_output_without_its_library_says_what_to_install(here):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from mmdeploy_llm.opening.choose import open_sink\n"
+        "from mmdeploy_llm.data.outputs.opening.choose import open_sink\n"
         "try: open_sink('out.parquet')\n"
         "except ValueError as error: print(error)"
     )
@@ -449,7 +449,7 @@ def test_an_output_without_its_library_says_what_to_install(here):
 
 def test_a_row_has_what_the_line_has(do, rows, here):
     """Every field of a line is a column or in `more`, whatever it is called."""
-    from mmdeploy_llm.sinks.parquet import new_columns, row_of, values_of
+    from mmdeploy_llm.data.outputs.parquet import new_columns, row_of, values_of
 
     do(rows, "plain.jsonl")
     for line in (here / "plain.jsonl").read_text().splitlines():
@@ -527,7 +527,7 @@ def test_media_are_stored_as_they_were_given(do, here, png, image):
 
 
 def test_a_file_that_shrinks_while_it_is_copied_leaves_no_half_sample(do, here, image, monkeypatch):
-    from mmdeploy_llm.records import media
+    from mmdeploy_llm.data.records import media
 
     size = image.stat().st_size
     with monkeypatch.context() as patch:
@@ -541,8 +541,8 @@ def test_a_file_that_shrinks_while_it_is_copied_leaves_no_half_sample(do, here, 
 
 
 def test_keys_are_safe_and_differ():
-    from mmdeploy_llm.records.record import Record
-    from mmdeploy_llm.sinks.tars import key_of_sample
+    from mmdeploy_llm.data.outputs.tars import key_of_sample
+    from mmdeploy_llm.data.records.record import Record
 
     names = ["a", "../a", "a/b", "a.b", "a b", "/a/b", "ä", "ö", "\n", "x" * 300, "x" * 301, 7, 77]
     keys = [key_of_sample(Record(id=name, line=1)) for name in names]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM
+from mmdeploy_llm.batch.report.page import ReportHead, write_report
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.records.item import Media
-from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.report.page import ReportHead, write_report
-from mmdeploy_llm.sinks.scan import RecordIndex, read_records
+from mmdeploy_llm.data.outputs.scan import RecordIndex, read_records
+from mmdeploy_llm.data.records.item import Media
+from mmdeploy_llm.data.records.record import ItemError, Record
 
 LONE = ["\ud800", "\udcff", "a\udfffb", "\ud83d\ude00", "\ude00\ud83d"]  # the last two: no pair
 ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")

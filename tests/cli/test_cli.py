@@ -16,17 +16,17 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, RequestError, cli
+from mmdeploy_llm.data.outputs.jsonl_writer import RecordWriter
+from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.hooks import PluginManager, hookimpl
 from mmdeploy_llm.hooks.discovery import CORE
-from mmdeploy_llm.outputs import (
+from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,
     Completions,
     RequestMetrics,
     RequestOutput,
     ToolCall,
 )
-from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
-from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
 
 MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
@@ -148,7 +148,7 @@ def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None, finis
 def made(monkeypatch):
     """The list of fake LLMs that the program has opened."""
     llms = []
-    module = types.ModuleType("mmdeploy_llm.llm")
+    module = types.ModuleType("mmdeploy_llm.client.llm")
     module.LLM = module.AsyncLLM = lambda model, **options: FakeLLM(llms, model, **options)
     for name in ("llm", "aio.async_llm"):
         monkeypatch.setitem(sys.modules, f"mmdeploy_llm.{name}", module)
@@ -455,7 +455,7 @@ class TestBatch:
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("mmdeploy_llm.report.whole.report_batch", full)
+        monkeypatch.setattr("mmdeploy_llm.batch.report.whole.report_batch", full)
         result = run("batch", "in.jsonl", "-o", "out.jsonl", "--report", "out.html")
         assert result.exit_code == 2
         assert "1 done, 0 failed" in result.stdout

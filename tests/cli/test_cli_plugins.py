@@ -157,7 +157,7 @@ class TestCheck:
 
             monkeypatch.setattr("mmdeploy_llm.testing.check.check_plugin", check_plugin)
             monkeypatch.setattr(
-                "mmdeploy_llm.plugin_checks.installed.check_name", lambda name: None
+                "mmdeploy_llm.testing.plugins.installed.check_name", lambda name: None
             )
             return asked
 

@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import SHARD_VARIABLES, app
-from mmdeploy_llm.cli.batches import page_beside
-from mmdeploy_llm.cli.shards import Shard, find_shard
+from mmdeploy_llm.cli.commands.batches import page_beside
+from mmdeploy_llm.cli.commands.shards import Shard, find_shard
 from mmdeploy_llm.errors import ConfigError
 
 ARRAY = {

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.cli.exports import EXPORT_EPILOG
-from mmdeploy_llm.exporting.formats import FORMATS
+from mmdeploy_llm.cli.commands.exports import EXPORT_EPILOG
+from mmdeploy_llm.data.outputs.exports.formats import FORMATS
 
 ERROR = {"code": 400, "message": "no"}
 

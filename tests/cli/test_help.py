@@ -4,8 +4,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mmdeploy_llm.cli.options.command import NUM_EXAMPLES, TWO_SCREENS
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.command_options.command import NUM_EXAMPLES, TWO_SCREENS
 
 WIDTH = 100  # columns
 

@@ -9,8 +9,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from mmdeploy_llm.cli.options import job_file as jobs
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.command_options import job_file as jobs
 
 GROUP = typer.main.get_group(app)
 ODD = 'a "b" \\ c = é\n\x7f\t☃'
@@ -67,7 +67,7 @@ def test_every_option_and_argument_comes_back(command, param, tmp_path, monkeypa
 def planned(monkeypatch):
     """The list of jobs that the program has planned and not run."""
     found = []
-    name = "mmdeploy_llm.cli.batches.run_and_report"
+    name = "mmdeploy_llm.cli.commands.batches.run_and_report"
     monkeypatch.setattr(name, lambda job, *_, **__: found.append(job))
     return found
 

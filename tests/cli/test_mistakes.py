@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from mmdeploy_llm.cli.commands.reports import expanded
+from mmdeploy_llm.cli.doctor.examination import processor
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.cli.reports import expanded
-from mmdeploy_llm.doctor.examination import processor
 
 HERE = ["caption", "a.png"]
 BATCH = ["batch", "in.jsonl", "-o", "out.jsonl"]
@@ -86,7 +86,7 @@ def test_an_option_that_only_the_library_has_is_shown_where_it_is_given(words, h
 def planned(monkeypatch):
     """The list of jobs that the program has planned and not run."""
     jobs = []
-    name = "mmdeploy_llm.cli.batches.run_and_report"
+    name = "mmdeploy_llm.cli.commands.batches.run_and_report"
     monkeypatch.setattr(name, lambda job, *_, **__: jobs.append(job))
     return jobs
 
@@ -155,5 +155,5 @@ def test_report_takes_globs(tmp_path):
 
 
 def test_doctor_counts_the_threads_that_an_engine_uses(monkeypatch):
-    monkeypatch.setattr("mmdeploy_llm.native.own_choice", lambda *_: 7)
+    monkeypatch.setattr("mmdeploy_llm.kernels.cpu.own_choice", lambda *_: 7)
     assert "an engine computes in 7 threads, as OMP_NUM_THREADS" in processor().text

@@ -13,10 +13,10 @@ from mmdeploy_llm.batch.in_order import InOrder
 from mmdeploy_llm.batch.options import selected
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.data.records.ids import DoneItems, Selection
+from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.ids import DoneItems, Selection
-from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.values.params import SamplingParams
 
 NUM_FILES = 70  # enough for an order that mixes sizes
 CAPTION, BATCH = ("caption", "pics"), ("batch", "in.jsonl", "-o", "out.jsonl")
@@ -39,7 +39,7 @@ def _folder(tmp_path, monkeypatch):
 def plan(monkeypatch):
     """Returns a function that plans a command and returns the ids that it would do."""
     jobs = []
-    name = "mmdeploy_llm.cli.batches.run_and_report"
+    name = "mmdeploy_llm.cli.commands.batches.run_and_report"
     monkeypatch.setattr(name, lambda job, *_, **__: jobs.append(job))
 
     def run(*words, **options):

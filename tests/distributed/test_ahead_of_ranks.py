@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.engine.runner import distributed
+from mmdeploy_llm.engine.runner.distributed import DistributedRunner
+from mmdeploy_llm.engine.runner.sampling import Sampler
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.processes.process import CLOSE_SECONDS
-from mmdeploy_llm.runner import distributed
-from mmdeploy_llm.runner.distributed import DistributedRunner
-from mmdeploy_llm.sampling import Sampler
-from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.system.processes.process import CLOSE_SECONDS
+from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.values.options.config import EngineConfig
 
 pytestmark = pytest.mark.full
 

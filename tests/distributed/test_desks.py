@@ -11,10 +11,10 @@ import time
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.desk.remote import RemoteDesk
-from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.remote import RemoteDesk
+from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
+from mmdeploy_llm.values.options.config import EngineConfig
 
 pytestmark = pytest.mark.full  # two engines in processes of their own
 

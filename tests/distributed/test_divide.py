@@ -8,15 +8,15 @@ import torch
 from mmdeploy_llm.errors import ConfigError, PluginContractError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.tp_plan import tp_plan
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, factory_of
-from mmdeploy_llm.model_checks.dense import DenseRunner
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_checks.rank_threads import ThreadRanks, on_ranks, thread_ranks
-from mmdeploy_llm.model_checks.ranks import two_ranks_equal_one
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.sharding import Share, divide, shares_of
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.system.sharding import Share, divide, shares_of
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped, factory_of
+from mmdeploy_llm.testing.models.dense import DenseRunner
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.models.rank_threads import ThreadRanks, on_ranks, thread_ranks
+from mmdeploy_llm.testing.models.ranks import two_ranks_equal_one
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 PLUGINS = PluginManager.load(None, ())
 # Four heads that share one key/value head, a tied head, experts by modality.

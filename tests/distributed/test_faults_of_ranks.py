@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.engine.runner import distributed
+from mmdeploy_llm.engine.runner.distributed import DistributedRunner
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.runner import distributed
-from mmdeploy_llm.runner.distributed import DistributedRunner
-from mmdeploy_llm.sharding import Meeting
+from mmdeploy_llm.system.sharding import Meeting
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult
 
 PLAIN, ALL, ONE, LATER, APART = "plain", "all", "one", "later", "apart"
 OTHER, SILENT = "other", "silent"

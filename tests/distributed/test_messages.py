@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
-from mmdeploy_llm.portable import children
-from mmdeploy_llm.processes import Channel, Worker, close_all, process
-from mmdeploy_llm.processes.wire import MAX_INLINE
-from mmdeploy_llm.sharding import Meeting
+from mmdeploy_llm.system.portable import children
+from mmdeploy_llm.system.processes import Channel, Worker, close_all, process
+from mmdeploy_llm.system.processes.wire import MAX_INLINE
+from mmdeploy_llm.system.sharding import Meeting
 
 LARGE = MAX_INLINE // 4 + 1000  # float32 values that go through shared memory
 
@@ -185,7 +185,7 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
         "import os, signal, test_messages\n"
-        "from mmdeploy_llm.processes import Worker\n"
+        "from mmdeploy_llm.system.processes import Worker\n"
         "worker = Worker('w', test_messages.hang)\n"
         "print(worker.receive(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -208,7 +208,7 @@ def is_alive(pid):
 
 def test_an_exchange_is_noticed_by_whoever_records_calls(tmp_path):
     """A recorded decode step must not leave out the sums between ranks."""
-    from mmdeploy_llm.native.recording import _Watch
+    from mmdeploy_llm.kernels.cpu.recording import _Watch
 
     ranks = Meeting(path=str(tmp_path / "ranks"), rank=0, size=1, device="cpu").join()
     x = torch.ones(4, 8)

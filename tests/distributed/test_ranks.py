@@ -14,8 +14,8 @@ from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
-from mmdeploy_llm.params import GuidedDecodingParams
-from mmdeploy_llm.processes.process import CLOSE_SECONDS
+from mmdeploy_llm.system.processes.process import CLOSE_SECONDS
+from mmdeploy_llm.values.params import GuidedDecodingParams
 
 # Head counts that two ranks can share; ERNIE's ranks hold the same key/value head.
 FAMILIES = {

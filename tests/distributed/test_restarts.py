@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.desk import many
-from mmdeploy_llm.engine import Engine
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.engine.desk import many
+from mmdeploy_llm.engine.engine import Engine
+from mmdeploy_llm.engine.intake.intake import Intake
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.intake.intake import Intake
-from mmdeploy_llm.sinks.scan import read_records
 
 pytestmark = pytest.mark.full
 

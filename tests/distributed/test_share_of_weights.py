@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mmdeploy_llm.sharding import Share
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.system.sharding import Share
+from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights import files
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.shard import Read, fill, fill_share
@@ -113,9 +113,9 @@ from types import SimpleNamespace
 import torch
 from mmdeploy_llm_plugins.llama.text import LlamaForCausalLM
 
-from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.weights.folder import read_checkpoint
 from mmdeploy_llm.layers.tp_plan import tp_plan
-from mmdeploy_llm.sharding import shares_of
+from mmdeploy_llm.system.sharding import shares_of
 from mmdeploy_llm.weights import build_model
 
 checkpoint, size = read_checkpoint(Path(sys.argv[1])), int(sys.argv[2])

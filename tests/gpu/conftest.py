@@ -10,7 +10,7 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 # Models whose heads the CUDA backends do not compute, since these need multiples of 8 channels.
 LARGER_HEADS = {

@@ -1,16 +1,16 @@
 """The attention backends with their real libraries on a GPU, compared with dense attention; the
-cases are those of tests/attention. Backends that are not installed are skipped with a reason."""
+cases are those of tests/layers/attention. Backends that are not installed are skipped."""
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
-from mmdeploy_llm.attention import select as selection
-from mmdeploy_llm.attention.layouts import decode_layout
-from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.runtime_config import AttentionNeeds
-from mmdeploy_llm_plugins.attention import provide_attention_backends
+from mmdeploy_llm.layers.attention import select as selection
+from mmdeploy_llm.layers.attention.layouts import decode_layout
+from mmdeploy_llm.layers.attention.reference import ReferenceAttention
+from mmdeploy_llm.values.options.runtime_config import AttentionNeeds
 
 pytestmark = [
     pytest.mark.gpu,
@@ -141,7 +141,7 @@ def test_cache_in_4_bits(cases, name, backend, shape, batch):
 
 
 class Graph:
-    """A CUDA graph with the interface of the recording in tests/attention."""
+    """A CUDA graph with the interface of the recording in tests/layers/attention."""
 
     def __init__(self):
         self._graph = torch.cuda.CUDAGraph()

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.tiny import generating
-from mmdeploy_llm_plugins.attention import provide_attention_backends
+from mmdeploy_llm.testing.tiny import generating
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)

@@ -1,13 +1,14 @@
 """Weights in few bits on a card: at the sizes of real models, in CUDA graphs, without waits, and
-in a whole LLM. tests/cuda compares the kernels in more shapes and runs on a GPU too."""
+in a whole LLM. tests/kernels/cuda compares the kernels in more shapes and runs on a GPU too."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from mmdeploy_llm import SamplingParams, native
-from mmdeploy_llm.weight_formats import FORMATS
+from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.kernels import cpu as native
+from mmdeploy_llm.values.options.weight_formats import FORMATS
 
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
 N, K = 4096, 3584
@@ -23,7 +24,7 @@ def kernels(device):
     pytest.importorskip("triton", reason="triton is not installed")
     if device != "cuda":
         pytest.skip("needs a CUDA device")
-    from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
+    from mmdeploy_llm.kernels.cuda.cuda_kernels import CudaKernels
 
     try:
         return CudaKernels(torch.device("cuda"), native.load())

@@ -1,18 +1,18 @@
 """Our kernels at the sizes of real models on a GPU: against plain torch, without waits for the
-device, and inside CUDA graphs. tests/cuda compares them in more shapes and runs on a GPU too."""
+device, and inside CUDA graphs. tests/kernels/cuda compares them in more shapes, on a GPU too."""
 
 import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.attention.int4 import INT4, encode
+from mmdeploy_llm.engine.runner.sampling import Sampler, SlotRequest
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments
+from mmdeploy_llm.layers.attention.int4 import INT4, encode
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.sampling import Sampler, SlotRequest
-from mmdeploy_llm.tiny import randomize_empty
+from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.values.params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +25,7 @@ TOLERANCE = 2**-5
 @pytest.fixture(scope="module")
 def kernels():
     pytest.importorskip("triton", reason="triton is not installed")
-    from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
+    from mmdeploy_llm.kernels.cuda.cuda_kernels import CudaKernels
 
     return CudaKernels(torch.device("cuda"))
 
@@ -79,7 +79,7 @@ def test_rotary_with_norms(kernels, num_tokens):
 def heads_at_once(num_tokens, cache_dtype, *, at_once):
     """Returns q and the cache after norms, rotation and the write, in one launch or in two. M-RoPE;
     every fifth token is padding."""
-    from mmdeploy_llm.cuda import heads
+    from mmdeploy_llm.kernels.cuda import heads
 
     torch.manual_seed(0)
     angles = torch.rand(2, num_tokens, 64, device="cuda") * 2 - 1
@@ -127,7 +127,7 @@ def test_heads_rotated_into_the_cache(kernels, num_tokens, cache_dtype):
 
 def test_heads_in_a_graph(kernels):
     """Recorded on padding only, replayed with tokens."""
-    from mmdeploy_llm.cuda import heads
+    from mmdeploy_llm.kernels.cuda import heads
 
     qkv = torch.randn(8, 36, 128, device="cuda", dtype=torch.bfloat16)
     angles = torch.rand(2, 8, 64, device="cuda")
@@ -226,7 +226,7 @@ def random_requests(count):
 
 
 def samplers(count):
-    from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
+    from mmdeploy_llm.engine.runner.sampling.cuda_sampler import CudaSampler
 
     common = {"max_num_slots": count, "vocab_size": VOCAB_SIZE}
     host = Sampler(**common, device=torch.device("cpu"))

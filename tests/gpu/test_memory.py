@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.engine.runner.encoder_cache import EncoderCache
 from mmdeploy_llm.request import MediaInput
-from mmdeploy_llm.runner.encoder_cache import EncoderCache
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 PER_TOKEN = 2**24  # bytes that the model below allocates for each token of a pass

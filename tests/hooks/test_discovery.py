@@ -7,7 +7,7 @@ import pytest
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
 from mmdeploy_llm.hooks import API_VERSION, PluginManager
 from mmdeploy_llm.hooks.discovery import Discovery, discover, select
-from mmdeploy_llm.plugin_versions import api_problems
+from mmdeploy_llm.hooks.versions import api_problems
 
 NOTHING = ""
 

@@ -11,9 +11,9 @@ from mmdeploy_llm import errors, hooks
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, MediaRef, PluginManager, specs
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = (ROOT / "src/mmdeploy_llm_plugins/README.md").read_text()
+PLUGINS = (ROOT / "plugins/mmdeploy_llm_plugins/README.md").read_text()
 REFERENCE = (ROOT / "docs/plugin_reference.md").read_text()
-PROCESSORS = (ROOT / "src/mmdeploy_llm_processors/README.md").read_text()
+PROCESSORS = (ROOT / "processors/mmdeploy_llm_processors/README.md").read_text()
 
 # The frozen surface: a change here is a change of the plugin API and belongs in the CHANGELOG.
 HOOKS = {
@@ -183,7 +183,9 @@ def test_links_lead_somewhere(text):
             assert target in anchors
         else:
             assert (
-                (ROOT / "src/mmdeploy_llm_plugins" / target.partition("#")[0]).resolve().is_file()
+                (ROOT / "plugins/mmdeploy_llm_plugins" / target.partition("#")[0])
+                .resolve()
+                .is_file()
             )
 
 

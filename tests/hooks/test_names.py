@@ -6,7 +6,7 @@ from mmdeploy_llm.hooks.names import (
     listing,
     normalise,
 )
-from mmdeploy_llm.shown import MAX_ERROR_LENGTH
+from mmdeploy_llm.values.text.display import MAX_ERROR_LENGTH
 
 
 @pytest.mark.parametrize("name", ["ernie-45-vl", "ernie_45_vl", "Ernie_45-VL", " ernie-45-vl "])

@@ -13,17 +13,18 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.hooks import (
     API_VERSION,
     AttentionBackendSpec,
     AttentionSetup,
+    BatchLayout,
     ChatPartContext,
     ChatPartSpec,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
     DamagedRow,
+    KVCache,
     LogitsContext,
     LogitsProcessorSpec,
     LogitsRow,
@@ -37,7 +38,7 @@ from mmdeploy_llm.hooks import (
     ToolCall,
     WeightFormatSpec,
 )
-from mmdeploy_llm.plugin_checks.arguments import example_arguments
+from mmdeploy_llm.testing.plugins.arguments import example_arguments
 from mmdeploy_llm.weights.quantized import Entry, Stored
 
 ROOT = Path(__file__).parents[2]

@@ -26,29 +26,29 @@ from mmdeploy_llm.hooks import API_VERSION
 
 FILE = Path(__file__).with_name("surface.json")
 RELEASED = Path(__file__).with_name("released.json")
-VERSIONS = Path(__file__).parents[2] / "src/mmdeploy_llm" / "plugin_versions.py"
+VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm" / "plugin_versions.py"
 BUMP = (
-    "API_VERSION in mmdeploy_llm/plugin_versions.py must be {wanted}: this is no longer the last "
+    "API_VERSION in mmdeploy_llm/hooks/versions.py must be {wanted}: this is no longer the last "
     "release, {old}, which {why}; `python tests/hooks/test_surface.py` sets it"
 )
 MODULES = (
-    "mmdeploy_llm.attention.base",
-    "mmdeploy_llm.attention.layouts",
-    "mmdeploy_llm.attention.writing",
+    "mmdeploy_llm.hooks",
+    "mmdeploy_llm.layers.attention.layouts",
+    "mmdeploy_llm.layers.attention.writing",
     "mmdeploy_llm.errors",
     "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",
-    "mmdeploy_llm.gguf.tables",
+    "mmdeploy_llm.weights.gguf.tables",
     "mmdeploy_llm.hooks",
     "mmdeploy_llm.hooks.specs",
     "mmdeploy_llm.layers",
     "mmdeploy_llm.media",
     "mmdeploy_llm.messages",
-    "mmdeploy_llm.page_ranges",
-    "mmdeploy_llm.pooling.rules",
+    "mmdeploy_llm.media.documents.page_ranges",
+    "mmdeploy_llm.layers.pooling.rules",
     "mmdeploy_llm.request",
     "mmdeploy_llm.testing",
-    "mmdeploy_llm.tiny",
+    "mmdeploy_llm.testing.tiny",
     "mmdeploy_llm.weights.map",
     "mmdeploy_llm.weights.quantized",
     "mmdeploy_llm_processors.from_transformers",

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig
 
-from mmdeploy_llm.basic_layers import norm as norm_module
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.layers import (
@@ -23,6 +22,7 @@ from mmdeploy_llm.layers import (
     rotary_config,
     standard_decoder,
 )
+from mmdeploy_llm.layers.basic import norm as norm_module
 from mmdeploy_llm.layers.decoder import DecoderStep
 from mmdeploy_llm.layers.moe import SoftmaxRouter, SparseMLP
 

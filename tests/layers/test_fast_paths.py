@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmdeploy_llm.basic_layers import norm
-from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.layers import RMSNorm
+from mmdeploy_llm.layers.basic import norm
+from mmdeploy_llm.layers.basic.experts import Experts
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -8,8 +8,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet
-from mmdeploy_llm.state_layers.delta_rule import delta_sequence, delta_step, normalized
-from mmdeploy_llm.state_layers.short_conv import ShortConv
+from mmdeploy_llm.layers.states.delta_rule import delta_sequence, delta_step, normalized
+from mmdeploy_llm.layers.states.short_conv import ShortConv
 
 KEY, VALUE, HEADS = 8, 6, 3
 

@@ -3,9 +3,6 @@
 import pytest
 import torch
 
-from mmdeploy_llm.basic_layers.experts import Experts
-from mmdeploy_llm.basic_layers.linear import Embedding, Linear
-from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import (
     DecoderConfig,
@@ -18,11 +15,14 @@ from mmdeploy_llm.layers import (
     Segments,
     VisionBlock,
 )
+from mmdeploy_llm.layers.basic.experts import Experts
+from mmdeploy_llm.layers.basic.linear import Embedding, Linear
+from mmdeploy_llm.layers.basic.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.vision import axial_rotary
-from mmdeploy_llm.model_checks.dense import DenseContext, DenseSequence
-from mmdeploy_llm.tiny import randomize_empty
-from mmdeploy_llm.weight_formats import FORMATS
+from mmdeploy_llm.testing.models.dense import DenseContext, DenseSequence
+from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.values.options.weight_formats import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch
 

@@ -6,11 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmdeploy_llm.basic_layers import linear, rows
-from mmdeploy_llm.basic_layers import mlp as mlp_module
-from mmdeploy_llm.basic_layers import norm as norm_module
-from mmdeploy_llm.basic_layers import rotary as rotary_module
-from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import (
     GatedMLP,
@@ -23,6 +18,11 @@ from mmdeploy_llm.layers import (
     quick_gelu,
     sectioned_axes,
 )
+from mmdeploy_llm.layers.basic import linear, rows
+from mmdeploy_llm.layers.basic import mlp as mlp_module
+from mmdeploy_llm.layers.basic import norm as norm_module
+from mmdeploy_llm.layers.basic import rotary as rotary_module
+from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig, Router
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -6,7 +6,7 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import PlainVisionConfig, PlainVisionEncoder, in_blocks
-from mmdeploy_llm.tiny import randomize
+from mmdeploy_llm.testing.tiny import randomize
 
 SIDE, PATCH, SIZE = 6, 5, 24  # patches and pixels along a side, channels
 NAMES = (

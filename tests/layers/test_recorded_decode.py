@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.attention.base import BatchLayout, KVCache
-from mmdeploy_llm.attention.native import NativeAttention
-from mmdeploy_llm.attention.windows import WindowAttention
-from mmdeploy_llm.basic_layers import recordings
 from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.hooks import BatchLayout, KVCache
+from mmdeploy_llm.kernels.cpu import BuildError, CpuKernels, Level, cpu_levels
 from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig
+from mmdeploy_llm.layers.attention.native import NativeAttention
+from mmdeploy_llm.layers.attention.windows import WindowAttention
+from mmdeploy_llm.layers.basic import recordings
 from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
-from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_levels
-from mmdeploy_llm.tiny import randomize_empty
+from mmdeploy_llm.testing.tiny import randomize_empty
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
 SIZES = {"num_experts": 6, "top_k": 2, "intermediate_size": 32}
@@ -174,7 +174,7 @@ def test_chunks_of_prompts_are_not_recorded(kernels):
 
 
 BEST, *OTHERS = cpu_levels()
-COMPILED = (Level.AVX2, Level.PORTABLE)  # for the full tests of tests/native
+COMPILED = (Level.AVX2, Level.PORTABLE)  # for the full tests of tests/kernels/cpu
 
 
 @pytest.fixture(

@@ -10,8 +10,8 @@ import transformers
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
-from mmdeploy_llm.model_checks.dense import DenseRunner
-from mmdeploy_llm.tiny import randomize
+from mmdeploy_llm.testing.models.dense import DenseRunner
+from mmdeploy_llm.testing.tiny import randomize
 from mmdeploy_llm.weights.map import WeightMap, fused_head_targets
 
 SIZES = {

@@ -19,7 +19,7 @@ from mmdeploy_llm.media import (
     tile_grid,
     tiles,
 )
-from mmdeploy_llm.media_checks.samples import pixels
+from mmdeploy_llm.testing.media.samples import pixels
 
 
 def picture(width=56, height=28, seed=0):

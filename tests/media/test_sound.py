@@ -19,8 +19,8 @@ import torch
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import SoundDecoder
-from mmdeploy_llm.sound_files.ogg import links
-from mmdeploy_llm.sound_files.riff import corrected
+from mmdeploy_llm.media.sound.headers.ogg import links
+from mmdeploy_llm.media.sound.headers.riff import corrected
 from tests.media.sound_files import RATE, encoded, floats, noise, wav, wav16
 
 HERE = MediaLimits(isolation="thread")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.plugin_checks import fresh
+from mmdeploy_llm.testing.plugins import fresh
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 MODULES = {"places", "toolbox", "warc"}  # the others are loaded as files

@@ -15,19 +15,19 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.hooks.files import load_file
 from mmdeploy_llm.media import decode_image
-from mmdeploy_llm.media_checks.samples.pictures import pixels
-from mmdeploy_llm.media_checks.subject import checkpoint_of
-from mmdeploy_llm.media_checks.truth import MediaTruth, TransformersSounds
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_files import load_file
 from mmdeploy_llm.testing import (
     MediaProcessorConformance,
     ModelConformance,
     ModelVariantConformance,
 )
 from mmdeploy_llm.testing.check import check_plugin
-from mmdeploy_llm.tiny import write_family
+from mmdeploy_llm.testing.media.samples.pictures import pixels
+from mmdeploy_llm.testing.media.subject import checkpoint_of
+from mmdeploy_llm.testing.media.truth import MediaTruth, TransformersSounds
+from mmdeploy_llm.testing.tiny import write_family
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.transformers_any.sound_families import FAMILIES, WHISPER, sound
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.data.outputs.opening.choose import FORMATS, open_sink
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.opening.choose import FORMATS, open_sink
-from mmdeploy_llm.plugin_checks import fresh
 from mmdeploy_llm.testing.check import check_plugin
+from mmdeploy_llm.testing.plugins import fresh
 from tests.batch.conftest import fake_llm, jsonl  # noqa: F401
 
 FILE = Path(__file__).parents[2] / "examples/plugins/sqlite_output.py"
@@ -92,7 +92,7 @@ def test_what_is_built_in_writes_and_reads_without_any_plugin(form, tmp_path):
     assert kinds.outputs == {}
     sink = open_sink(tmp_path / "out", form, kinds=kinds)
     sink.check("new")
-    assert type(sink).__module__.startswith("mmdeploy_llm.sinks.")
+    assert type(sink).__module__.startswith("mmdeploy_llm.data.outputs.")
 
 
 def test_plugins_check_checks_the_format():

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, AsyncLLM, SamplingParams
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.desk.ticket import Ask
-from mmdeploy_llm.ray.blocks import BlockEngine
-from mmdeploy_llm.ray.deaths import DeathLedger
-from mmdeploy_llm.startup.chat_media import ChatMedia
+from mmdeploy_llm.client.ray.blocks import BlockEngine
+from mmdeploy_llm.client.ray.deaths import DeathLedger
+from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.startup.chat_media import ChatMedia
 from mmdeploy_llm.testing import ChatPartConformance, ChatPartExample, PluginConformance
+from mmdeploy_llm.values.options.config import EngineConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES / "plugins"))

@@ -7,7 +7,7 @@ import transformers
 from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.tiny import Family, text_config, write_family
+from mmdeploy_llm.testing.tiny import Family, text_config, write_family
 
 FILE = Path(__file__).parents[2] / "examples" / "plugins" / "smolvlm.py"
 TOKENS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.data.files.options import FindingOptions
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs, open_existing
+from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
+from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.opening.choose import open_sink
-from mmdeploy_llm.opening.merged import MergedOutputs, open_existing
-from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
-from mmdeploy_llm.records.ids import Selection
 from tests.batch.conftest import FakeLLM, fake_llm, in_child, jsonl  # noqa: F401
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -181,7 +181,7 @@ def test_who_writes_a_suffix_of_ours_is_told_once(do, photos, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PLUGIN.read_text().replace('(".sqlite", ".db")', '(".csv",)'))
     Path("files.txt").write_text("photos\n")
-    monkeypatch.setattr("mmdeploy_llm.cli.batches.start", lambda *args, **options: None)
+    monkeypatch.setattr("mmdeploy_llm.cli.commands.batches.start", lambda *args, **options: None)
     do("out.jsonl")
     made = ("-m", "shapes-vl", "--plugin", "mine.py")
     for words in (

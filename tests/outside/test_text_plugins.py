@@ -10,7 +10,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.testing import ModelConformance
 from mmdeploy_llm.testing.check import check_plugin
-from mmdeploy_llm.tiny import text_family, write_family
+from mmdeploy_llm.testing.tiny import text_family, write_family
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 MAX_LINES = 60

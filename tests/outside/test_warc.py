@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.sinks.scan import read_records
+from mmdeploy_llm.data.outputs.scan import read_records
 from mmdeploy_llm.testing import CorpusFormatConformance, PluginConformance
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

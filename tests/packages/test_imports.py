@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.scaffold import KINDS, MEDIA
-from mmdeploy_llm.scaffold.package import package_names, render, template_of
+from mmdeploy_llm.testing.scaffold import KINDS, MEDIA
+from mmdeploy_llm.testing.scaffold.package import package_names, render, template_of
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "src/mmdeploy_llm_plugins" / "README.md").read_text()
+README = (ROOT / "plugins/mmdeploy_llm_plugins" / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "plugin_minimal"
 
 

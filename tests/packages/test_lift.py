@@ -66,7 +66,7 @@ print(json.dumps(found))
 
 
 def folder_of(name):
-    """Returns the folder of a plugin, such as src/mmdeploy_llm_plugins/qwen for qwen."""
+    """Returns the folder of a plugin, such as plugins/mmdeploy_llm_plugins/qwen for qwen."""
     (path,) = [folder / name for folder in FOLDERS if (folder / name).is_dir()]
     return path
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.scaffold.package import package_names, render
+from mmdeploy_llm.testing.scaffold.package import package_names, render
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ROOT / "src/mmdeploy_llm_plugins" / "README.md"
-PROCESSORS = ROOT / "src/mmdeploy_llm_processors" / "README.md"
+PLUGINS = ROOT / "plugins/mmdeploy_llm_plugins" / "README.md"
+PROCESSORS = ROOT / "processors/mmdeploy_llm_processors" / "README.md"
 BLOCK = re.compile(r"(.*?)^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`((?:src|tests)/[\w/]+\.py)`")
 MAX_SECONDS_TO_PASS = 180  # from `new` to a passing conformance run

@@ -5,7 +5,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mmdeploy_llm.plugin_checks import fresh
+from mmdeploy_llm.testing.plugins import fresh
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -4,12 +4,12 @@ nearly as many."""
 from types import SimpleNamespace
 
 import pytest
+from mmdeploy_llm_processors.video.processor import VideoItem
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, PluginManager
 from mmdeploy_llm.media.image.decode import ImageHeader
 from mmdeploy_llm.media.video.timeline import constant_timeline
-from mmdeploy_llm_processors.video.processor import VideoItem
 
 MANAGER = PluginManager.load()
 SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority == 0}

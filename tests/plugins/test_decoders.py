@@ -4,15 +4,15 @@ test_text_models.py compares each family with transformers."""
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.decoders import CLASSES
+from mmdeploy_llm_plugins.decoders.families import FAMILIES
+from mmdeploy_llm_plugins.decoders.model import decoder_config, new_model, refusal
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm_plugins.decoders import CLASSES
-from mmdeploy_llm_plugins.decoders.families import FAMILIES
-from mmdeploy_llm_plugins.decoders.model import decoder_config, new_model, refusal
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 
 def test_every_class_has_a_family_that_reads_what_transformers_declares():

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.model_checks.dense import DenseRunner
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm.weight_formats import FORMATS
+from mmdeploy_llm.testing.models.dense import DenseRunner
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.values.options.weight_formats import FORMATS
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 pytestmark = pytest.mark.full
 FAMILIES = (

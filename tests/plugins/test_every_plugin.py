@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm.hooks.validation import PROVIDED
-from mmdeploy_llm.plugin_checks import fresh
-from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.testing import PluginConformance, check_plugin
+from mmdeploy_llm.testing.plugins import fresh
+from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import gptoss
+from mmdeploy_llm_plugins.gptoss.experts import ClampedExperts
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.model_checks.dense import DenseRunner
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm_plugins import gptoss
-from mmdeploy_llm_plugins.gptoss.experts import ClampedExperts
+from mmdeploy_llm.testing.models.dense import DenseRunner
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 STACKS = ("gate_up_proj", "down_proj")
 PROMPTS = ("The quick brown fox", "a circle and a square " * 4)

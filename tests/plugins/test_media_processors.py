@@ -3,8 +3,8 @@
 import pytest
 
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
-from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.testing import MediaProcessorConformance
+from mmdeploy_llm.testing.media.subject import ProcessorSubject, checkpoint_of
 
 MANAGER = PluginManager.load()
 # Those of families; transformers_any's need the checkpoint of a whole model.

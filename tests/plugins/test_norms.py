@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from mmdeploy_llm.basic_layers.norm import RMSNorm
-from mmdeploy_llm.model_checks.base import factory_of
-from mmdeploy_llm.tiny import families, family_of, tokenizer_of
+from mmdeploy_llm.layers.basic.norm import RMSNorm
+from mmdeploy_llm.testing.models.base import factory_of
+from mmdeploy_llm.testing.tiny import families, family_of, tokenizer_of
 
 LAYER_NORMS = {  # families without an RMSNorm
     *("bert", "blip", "bloom", "camembert", "clip", "cohere", "cohere2", "colmodernvbert"),

@@ -2,10 +2,10 @@
 are computed layer by layer."""
 
 import pytest
+from mmdeploy_llm_plugins.decoders import CLASSES
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.basic_layers import recordings
-from mmdeploy_llm_plugins.decoders import CLASSES
+from mmdeploy_llm.layers.basic import recordings
 
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
 PARAMS = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=1)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.gemma.decoder4 import Gemma4Router
 
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers import GroupRouter, SoftmaxRouter
 from mmdeploy_llm.layers.moe import Router
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm_plugins.gemma.decoder4 import Gemma4Router
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 ROUTERS = Gemma4Router, GroupRouter, Router, SoftmaxRouter
 GEMMA = {

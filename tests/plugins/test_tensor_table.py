@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.weights.folder import read_checkpoint
 
-README = Path(__file__).parents[2] / "src/mmdeploy_llm_processors/README.md"
+README = Path(__file__).parents[2] / "processors/mmdeploy_llm_processors/README.md"
 PART = re.compile(r"(<!-- tensors: begin -->\n).*?(<!-- tensors: end -->)", re.DOTALL)
 PICTURE = Image.new("RGB", (120, 90), "red")
 SOUND = np.zeros(16000, np.float32)

@@ -6,15 +6,15 @@ import re
 import pytest
 import torch
 import transformers
-
-from mmdeploy_llm.basic_layers.experts import Experts
-from mmdeploy_llm.basic_layers.linear import Linear
-from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.layers.install import decoder_modules, install_kernels
-from mmdeploy_llm.tiny import families, family_of, tokenizer_of
-from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
-from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.layers.basic.experts import Experts
+from mmdeploy_llm.layers.basic.linear import Linear
+from mmdeploy_llm.layers.install import decoder_modules, install_kernels
+from mmdeploy_llm.testing.tiny import families, family_of, tokenizer_of
+from mmdeploy_llm.values.options.weight_formats import FORMATS, LOOKED_UP
+from mmdeploy_llm.weights.bounds import bounded_building
 
 QUICK = ("qwen2_5_vl", "florence2")
 LAYERS = re.compile(r"((model|decoder|text)\.)?layers\.\d+\.")

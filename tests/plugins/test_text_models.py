@@ -2,18 +2,6 @@
 
 import pytest
 import torch
-from safetensors import safe_open
-
-from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.model_checks.determinism import no_bit_depends_on_the_batch
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.ranks import two_ranks_equal_one
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.model_conformance import (
-    ModelConformance,
-    ModelVariantConformance,
-    build,
-)
 from mmdeploy_llm_plugins import (
     decoders,
     ernie,
@@ -29,6 +17,18 @@ from mmdeploy_llm_plugins import (
     qwen,
     reasoning,
 )
+from safetensors import safe_open
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.testing.model_conformance import (
+    ModelConformance,
+    ModelVariantConformance,
+    build,
+)
+from mmdeploy_llm.testing.models.determinism import no_bit_depends_on_the_batch
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.ranks import two_ranks_equal_one
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 PLUGINS = (
     decoders,

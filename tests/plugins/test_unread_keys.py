@@ -4,9 +4,6 @@ published configs say is read: the defaults of transformers' classes."""
 import importlib
 
 import pytest
-
-from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.layers import config_reader, rotary_config
 from mmdeploy_llm_plugins.ernie import text as ernie
 from mmdeploy_llm_plugins.gemma import text as gemma
 from mmdeploy_llm_plugins.glm import text as glm_text
@@ -17,6 +14,9 @@ from mmdeploy_llm_plugins.internvl import text as internvl
 from mmdeploy_llm_plugins.lfm import text as lfm
 from mmdeploy_llm_plugins.olmo import text as olmo
 from mmdeploy_llm_plugins.qwen import hybrid, text, vl3
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.layers import config_reader, rotary_config
 
 
 def qwen2(config):

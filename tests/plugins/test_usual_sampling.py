@@ -3,9 +3,9 @@
 import logging
 
 import pytest
+from mmdeploy_llm_plugins import glm, paddleocr
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm_plugins import glm, paddleocr
 
 READERS = {
     spec.name: spec

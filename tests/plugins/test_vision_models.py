@@ -6,14 +6,11 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen
+from mmdeploy_llm_plugins.qwen.tower import window_order
+from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm.model_checks.dense import DenseRunner
-from mmdeploy_llm.model_checks.determinism import no_bit_depends_on_the_batch
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.ranks import two_ranks_equal_one
-from mmdeploy_llm.model_checks.reference import Reference
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.model_conformance import (
@@ -23,10 +20,13 @@ from mmdeploy_llm.testing.model_conformance import (
     make_prompt,
     max_difference,
 )
-from mmdeploy_llm.tiny import families, family_of, make_tokenizer
-from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen
-from mmdeploy_llm_plugins.qwen.tower import window_order
-from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
+from mmdeploy_llm.testing.models.dense import DenseRunner
+from mmdeploy_llm.testing.models.determinism import no_bit_depends_on_the_batch
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.ranks import two_ranks_equal_one
+from mmdeploy_llm.testing.models.reference import Reference
+from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 PLUGINS = (ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}

@@ -6,8 +6,8 @@ import transformers
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import generating
+from mmdeploy_llm.testing.tiny import generating
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 pytestmark = pytest.mark.full

@@ -4,12 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
 from mmdeploy_llm_plugins.glm.image import GlmImageProcessor
 from mmdeploy_llm_plugins.paddleocr.image import PaddleOCRImageProcessor
 from mmdeploy_llm_plugins.qwen.image import Qwen3ImageProcessor, QwenImageProcessor
+
+from mmdeploy_llm.hooks import Checkpoint
 
 FAMILIES = {
     "ernie": ErnieImageProcessor,

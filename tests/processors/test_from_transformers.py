@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_processors.from_transformers import (
+    OneSizeImages,
+    TransformersImages,
+    TransformersSounds,
+)
+from mmdeploy_llm_processors.from_transformers.shapes import longest_shape, shapes_told
 from PIL import Image
 
 from mmdeploy_llm.errors import (
@@ -19,14 +25,8 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
 from mmdeploy_llm.media import ImageHeader
-from mmdeploy_llm.media_checks.samples.pictures import pixels
 from mmdeploy_llm.testing import MediaProcessorConformance
-from mmdeploy_llm_processors.from_transformers import (
-    OneSizeImages,
-    TransformersImages,
-    TransformersSounds,
-)
-from mmdeploy_llm_processors.from_transformers.shapes import longest_shape, shapes_told
+from mmdeploy_llm.testing.media.samples.pictures import pixels
 
 SIDE = 56
 TILES = {"size": {"height": SIDE, "width": SIDE}, "max_patches": 6, "image_mean": [0.5, 0.4, 0.3]}

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-
-from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
 from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_plugins.paddleocr.image import PaddleOCRImageProcessor
 from mmdeploy_llm_plugins.qwen.image import Qwen3ImageProcessor, QwenImageProcessor
 from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
 from mmdeploy_llm_plugins.qwen.video3 import Qwen3VideoProcessor
+
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
 IMAGES = [ErnieImageProcessor, QwenImageProcessor, PaddleOCRImageProcessor]
 VIDEOS = [ErnieVideoProcessor, QwenVideoProcessor, Qwen3VideoProcessor]

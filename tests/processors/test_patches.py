@@ -4,6 +4,8 @@ import random
 
 import pytest
 import torch
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.patches import fit_size
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
 )
@@ -17,8 +19,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 )
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm_processors.image.options import ImageOptions
-from mmdeploy_llm_processors.image.patches import fit_size
 
 # The file of the published Qwen3-VL checkpoints, whose image processor is Qwen2-VL's.
 QWEN3 = {

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.processor import ImageProcessor
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.media import Patchifier
-from mmdeploy_llm_processors.image.options import ImageOptions
-from mmdeploy_llm_processors.image.processor import ImageProcessor
 
 
 @pytest.mark.parametrize("patch_size", [7, 14, 16])

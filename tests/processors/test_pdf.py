@@ -3,12 +3,12 @@ hostile is the fault of one item."""
 
 import numpy as np
 import pytest
+from mmdeploy_llm_processors.pdf.splitter import PDFSplitter
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import ImageDecoder
-from mmdeploy_llm.page_ranges import parse_pages
-from mmdeploy_llm_processors.pdf.splitter import PDFSplitter
+from mmdeploy_llm.media.documents.page_ranges import parse_pages
 
 from .pdfs import encrypted_pdf, simple_pdf, stream, write_pdf
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmdeploy_llm_processors.pdf import library
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError
-from mmdeploy_llm_processors.pdf import library
 
 BLOB = (Path(__file__).parents[2] / "examples/documents/shapes.pdf").read_bytes()
 LIMITS = {"max_pixels": 10_000}

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import PIL
 import pytest
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
 from PIL import Image
 
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media import resize
-from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
 
 SIZES = (  # (width, height) before and after
     ((97, 61), (31, 23)),

@@ -6,14 +6,14 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
+from mmdeploy_llm_processors.sized.options import engine_settings, item_settings
 from PIL import Image
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
 from mmdeploy_llm.media import ImageHeader, PatchOptions, patchify, tile_grid, tiles
 from mmdeploy_llm.testing import MediaProcessorConformance
-from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
-from mmdeploy_llm_processors.sized.options import engine_settings, item_settings
 
 SIDE, PATCH = 28, 14
 

@@ -5,10 +5,10 @@ import os
 from dataclasses import replace
 
 import pytest
+from mmdeploy_llm_processors.sources import fetch_media
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
-from mmdeploy_llm_processors.sources import fetch_media
 
 
 def fetch(uri, kind="image", **limits):

@@ -10,6 +10,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from mmdeploy_llm_processors import remote
+from mmdeploy_llm_processors.remote import fetch_media
+from mmdeploy_llm_processors.remote import http as remote_http
+from mmdeploy_llm_processors.remote.addresses import check_addresses
+from mmdeploy_llm_processors.remote.url import is_listed, parse
 
 from mmdeploy_llm.errors import (
     MediaError,
@@ -18,11 +23,6 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, PluginManager
-from mmdeploy_llm_processors import remote
-from mmdeploy_llm_processors.remote import fetch_media
-from mmdeploy_llm_processors.remote import http as remote_http
-from mmdeploy_llm_processors.remote.addresses import check_addresses
-from mmdeploy_llm_processors.remote.url import is_listed, parse
 
 HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}
 PUBLIC = "93.184.216.34"

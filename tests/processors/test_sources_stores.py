@@ -7,6 +7,7 @@ from dataclasses import replace
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from mmdeploy_llm_processors.remote import KNOWN_STORES, fetch_media, stores
 
 from mmdeploy_llm.errors import (
     MediaError,
@@ -15,7 +16,6 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
-from mmdeploy_llm_processors.remote import KNOWN_STORES, fetch_media, stores
 
 
 def fetch(uri, **limits):

@@ -5,15 +5,15 @@ import struct
 from typing import ClassVar
 
 import pytest
+from mmdeploy_llm_processors.tiff import provide_media_processors
+from mmdeploy_llm_processors.tiff.splitter import MAX_PAGES, TIFFSplitter
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import decode_image
+from mmdeploy_llm.media.image.tiff import pages_of
 from mmdeploy_llm.testing import SplitterConformance
-from mmdeploy_llm.tiff import pages_of
-from mmdeploy_llm_processors.tiff import provide_media_processors
-from mmdeploy_llm_processors.tiff.splitter import MAX_PAGES, TIFFSplitter
 
 LIMITS = MediaLimits()
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255))

@@ -1,11 +1,11 @@
 """Options of videos: of a family, a file, an engine and one video."""
 
 import pytest
-
-from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
 from mmdeploy_llm_processors.video.options import VideoOptions, engine_options, item_options
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 
 ERNIE, QWEN = ErnieVideoProcessor.default, QwenVideoProcessor.default
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
+from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, MediaTimeoutError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.isolation import pool
-from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
-from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
+from mmdeploy_llm.media.isolation import pool
 
 LIMITS = MediaLimits()
 FAMILIES = {"ernie": ErnieVideoProcessor, "qwen": QwenVideoProcessor}

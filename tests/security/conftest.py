@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, PluginManager
-from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.values.params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 PLACE = "<|image_pad|>"
 
 _spec = importlib.util.spec_from_file_location(
-    "security_intake_fixtures", ROOT / "tests/intake/conftest.py"
+    "security_intake_fixtures", ROOT / "tests/engine/intake/conftest.py"
 )
 _intake = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_intake)

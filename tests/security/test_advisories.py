@@ -18,7 +18,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
-from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.values.params import GuidedDecodingParams, SamplingParams
 
 PLACE = "<|image_pad|>"
 HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}
@@ -185,7 +185,7 @@ def test_huge_n_cve_2026_34756():
 def test_redos_cve_2026_55574_pysec_2026_3933_cve_2025_71379(regex, raw_tokenizer):
     """Patterns that stop a backtracking engine compile or are refused, in bounded time."""
     pytest.importorskip("llguidance", reason="needs llguidance: the extra 'guided'")
-    from mmdeploy_llm.sampling.grammar import GrammarBackend
+    from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend
 
     with contextlib.closing(GrammarBackend(raw_tokenizer, len(raw_tokenizer), {2})) as backend:
         start = time.monotonic()
@@ -196,7 +196,7 @@ def test_redos_cve_2026_55574_pysec_2026_3933_cve_2025_71379(regex, raw_tokenize
 
 def test_redos_grammars_are_bounded_in_size_cve_2025_29770(raw_tokenizer):
     pytest.importorskip("llguidance", reason="needs llguidance: the extra 'guided'")
-    from mmdeploy_llm.sampling.grammar import CACHE_SIZE, GrammarBackend
+    from mmdeploy_llm.engine.runner.sampling.grammar import CACHE_SIZE, GrammarBackend
 
     backend = GrammarBackend(raw_tokenizer, len(raw_tokenizer), {2})
     with pytest.raises(RequestError, match="characters"):
@@ -205,7 +205,7 @@ def test_redos_grammars_are_bounded_in_size_cve_2025_29770(raw_tokenizer):
 
 
 def test_remote_code_cve_2026_27893_cve_2025_66448_cve_2026_5241():
-    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.values.options.config import EngineConfig
 
     with pytest.warns(UserWarning, match="never run"):
         config = EngineConfig(model="m", trust_remote_code=True)

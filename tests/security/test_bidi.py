@@ -7,22 +7,22 @@ import re
 import pytest
 from rich.console import Console
 
+from mmdeploy_llm.batch.report.bidi import without_bidi_controls
+from mmdeploy_llm.batch.report.page import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.cli import PrintableFormatter
-from mmdeploy_llm.outputs import (
+from mmdeploy_llm.cli.terminal.output import batch_summary, caption_table, print_answer, printable
+from mmdeploy_llm.data.outputs.scan import RecordIndex
+from mmdeploy_llm.data.records.item import Media
+from mmdeploy_llm.data.records.record import ItemError, Record
+from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,
     Completions,
     RequestMetrics,
     RequestOutput,
     ToolCall,
 )
-from mmdeploy_llm.records.item import Media
-from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.report.bidi import without_bidi_controls
-from mmdeploy_llm.report.page import EMBEDDED_CARDS, ReportHead, write_report
-from mmdeploy_llm.sinks.scan import RecordIndex
-from mmdeploy_llm.terminal.output import batch_summary, caption_table, print_answer, printable
 
 CONTROLS = "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 HARMLESS = "שלום world سلام \u200e\u200f e\u0301 👩\u200d🔬"

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.engine.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -28,12 +28,17 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
-from mmdeploy_llm.intake.tokenizer import load_tokenizer
-from mmdeploy_llm.isolation import Workers
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.portable import children
-from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
+from mmdeploy_llm.media.isolation import Workers
+from mmdeploy_llm.system.portable import children
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.runtime_config import (
+    AttentionChoice,
+    MachineLimits,
+    ModelLimits,
+    resolve,
+)
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}
@@ -105,11 +110,11 @@ def test_01_one_url_parser():
     users = {
         name
         for name, tree in trees()
-        if name.startswith("src/mmdeploy_llm_processors/remote/")
+        if name.startswith("processors/mmdeploy_llm_processors/remote/")
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and "urllib" in str(node.module)
     }
-    assert users == {"src/mmdeploy_llm_processors/remote/url.py"}
+    assert users == {"processors/mmdeploy_llm_processors/remote/url.py"}
 
 
 # 2 local paths confined to a root, symlinks resolved
@@ -310,7 +315,7 @@ UNSAFE_NAMES = {"ProcessPoolExecutor", "BaseManager", "SyncManager", "SharedMemo
 PICKLING = {"Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager", "Pipe"}
 # An engine and the processes that it starts itself talk over a pair of sockets without a name,
 # which only these two hold: what is read there, this program has written. See the test below.
-OWN_PROCESSES = {("src/mmdeploy_llm/processes/wire.py", "pickle")}
+OWN_PROCESSES = {("mmdeploy_llm/system/processes/wire.py", "pickle")}
 
 
 def unsafe(tree):
@@ -426,7 +431,7 @@ def test_11_templates_are_sandboxed_and_end(real):
     attack = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
     with pytest.raises(RequestError, match="SecurityError"):
         intake.accept({"messages": messages, "chat_template": attack}, SamplingParams())
-    from mmdeploy_llm.intake import template
+    from mmdeploy_llm.engine.intake import template
 
     assert template.RENDER_SECONDS == 30
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -570,7 +575,7 @@ def test_16_every_advisory_class_has_a_test():
 
 def test_limits_are_what_the_options_say():
     """Every option of the engine reaches the plugins."""
-    from mmdeploy_llm.media_loading.reader import media_limits
+    from mmdeploy_llm.media.loading.reader import media_limits
 
     config = EngineConfig(
         model="m",

@@ -13,8 +13,8 @@ import transformers
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "src"
@@ -75,10 +75,10 @@ def test_the_test_of_the_calls(source, is_safe):
 # stdin says "y" to whatever transformers asks.
 PROGRAM = """
 import os, sys, torch
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError, UnsupportedMediaError
-from mmdeploy_llm.startup.media import build_processors
-from mmdeploy_llm.startup.model_files import read_model_files
+from mmdeploy_llm.engine.startup.media import build_processors
+from mmdeploy_llm.engine.startup.model_files import read_model_files
 for folder in sys.argv[1:]:
     name = os.path.basename(folder)
     os.chdir(folder)
@@ -112,7 +112,7 @@ def model(tmp_path_factory):
     """A good checkpoint that transformers_any runs, with images."""
     folder = tmp_path_factory.mktemp("good") / "llava"
     from mmdeploy_llm.testing.checkpoint import write_checkpoint
-    from mmdeploy_llm.tiny import make_tokenizer
+    from mmdeploy_llm.testing.tiny import make_tokenizer
 
     tokenizer = make_tokenizer()
     text = {"model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": 32}

@@ -13,19 +13,19 @@ from contextlib import contextmanager
 
 import pytest
 
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.engine.intake.tokenizer import load_tokenizer
+from mmdeploy_llm.engine.startup.cards import CudaSetup
+from mmdeploy_llm.engine.startup.machine import Machine
+from mmdeploy_llm.engine.startup.media import build_processors
+from mmdeploy_llm.engine.startup.model_files import read_model_files
+from mmdeploy_llm.engine.startup.options import final_options
 from mmdeploy_llm.errors import CheckpointError, MMDeployLLMError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.intake.tokenizer import load_tokenizer
-from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
-from mmdeploy_llm.startup.cards import CudaSetup
-from mmdeploy_llm.startup.machine import Machine
-from mmdeploy_llm.startup.media import build_processors
-from mmdeploy_llm.startup.model_files import read_model_files
-from mmdeploy_llm.startup.options import final_options
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.find import find_weights
+from mmdeploy_llm.weights.folder import read_checkpoint, resolve_model
 
 NUM_CASES = 10_000
 NUM_TOGETHER = 500  # in one test

@@ -15,12 +15,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend, ban_tokens
+from mmdeploy_llm.engine.runner.sampling.grammars.probe import GOOD, _answer
+from mmdeploy_llm.engine.runner.sampling.grammars.vocabulary import Vocabulary
 from mmdeploy_llm.errors import ConfigError, EngineError, RequestError
-from mmdeploy_llm.grammars.probe import GOOD, _answer
-from mmdeploy_llm.grammars.vocabulary import Vocabulary
-from mmdeploy_llm.params import GuidedDecodingParams
-from mmdeploy_llm.sampling.grammar import GrammarBackend, ban_tokens
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.values.params import GuidedDecodingParams
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llguidance") is None, reason="needs llguidance: the extra 'guided'"

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from mmdeploy_llm_processors.sources import fetch_media
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.media import beneath
-from mmdeploy_llm_processors.sources import fetch_media
 
 NUM_READS = 5_000
 WAYS = ("openat2", "real path")

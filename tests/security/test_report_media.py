@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.batch.report.previews import FilePreviews
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.data.records.item import Media
+from mmdeploy_llm.engine.startup.media import open_media
 from mmdeploy_llm.media.image import decode
 from mmdeploy_llm.media.image.thumbnail import Thumbnails
-from mmdeploy_llm.media_loading.reader import open_reader
-from mmdeploy_llm.records.item import Media
-from mmdeploy_llm.report.previews import FilePreviews
-from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.startup.media import open_media
+from mmdeploy_llm.media.loading.reader import open_reader
+from mmdeploy_llm.values.options.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
@@ -25,44 +25,44 @@ ROOMS = (
     *("answers", "batch", "exporting", "finding", "records", "report", "sidecars", "sinks"),
     *("media", "telling"),
 )
-BATCH_ROOMS = [f"src/mmdeploy_llm/{room}" for room in ROOMS]
+BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
-    "src/mmdeploy_llm/answers/schemas.py": "the schema that the caller names",
-    "src/mmdeploy_llm/finding/contents.py": "files of the input that may be the same",
-    "src/mmdeploy_llm/sinks/npy.py": "parts of the output",
-    "src/mmdeploy_llm/sinks/openai.py": "the output that the program names",
-    "src/mmdeploy_llm/sinks/parquet.py": "parts of the output",
-    "src/mmdeploy_llm/exporting/boxes.py": "the file or folder that the caller names",
-    "src/mmdeploy_llm/exporting/export.py": "the file that the caller names",
-    "src/mmdeploy_llm/exporting/pictures.py": "the folder that the caller names",
-    "src/mmdeploy_llm/finding/kinds.py": "first bytes of the files of the input",
-    "src/mmdeploy_llm/finding/skipped.py": "the list that the caller names",
-    "src/mmdeploy_llm/report/cards.py": "the template of this package",
-    "src/mmdeploy_llm/report/growing.py": "the page that the program names",
-    "src/mmdeploy_llm/report/live.py": "the page that the program names, and the files beside it",
-    "src/mmdeploy_llm/report/page.py": "the page that the program names",
-    "src/mmdeploy_llm/sidecars/places.py": "folders of the input, through no link",
-    "src/mmdeploy_llm/sinks/csv_table.py": "the output that the program names",
-    "src/mmdeploy_llm/telling/log.py": "the log that the caller names",
-    "src/mmdeploy_llm/records/media.py": "media of an item that has been answered",
-    "src/mmdeploy_llm/sinks/part_writer.py": "parts of the output",
-    "src/mmdeploy_llm/sinks/parts.py": "parts of the output",
-    "src/mmdeploy_llm/sinks/scan.py": "the output that is continued",
-    "src/mmdeploy_llm/records/shelves.py": "parts of the output",
-    "src/mmdeploy_llm/sinks/tars.py": "parts of the output",
-    "src/mmdeploy_llm/records/configuration.py": "the configurations beside the output",
-    "src/mmdeploy_llm/records/files.py": "the output and the page that the program names",
-    "src/mmdeploy_llm/records/identity.py": "files of the model",
-    "src/mmdeploy_llm/records/state.py": "how far the run of an output is",
-    "src/mmdeploy_llm/sinks/jsonl_writer.py": "the output that the program names",
-    "src/mmdeploy_llm_processors/remote/stores.py": "objects of a store",
-    "src/mmdeploy_llm/media/beneath.py": "media of a request",
-    "src/mmdeploy_llm/media/local.py": "media of a request",
-    "src/mmdeploy_llm/media/sound/clip.py": "bytes in memory",
-    "src/mmdeploy_llm/media/sound/container.py": "bytes in memory",
-    "src/mmdeploy_llm/media/video/container.py": "bytes in memory",
-    "src/mmdeploy_llm_plugins/ernie/stamp.py": "the model's font",
-    "src/mmdeploy_llm_processors/sized/sounds.py": "sounds that the loader has read",
+    "mmdeploy_llm/batch/answers/schemas.py": "the schema that the caller names",
+    "mmdeploy_llm/data/files/contents.py": "files of the input that may be the same",
+    "mmdeploy_llm/data/outputs/npy.py": "parts of the output",
+    "mmdeploy_llm/data/outputs/openai.py": "the output that the program names",
+    "mmdeploy_llm/data/outputs/parquet.py": "parts of the output",
+    "mmdeploy_llm/data/outputs/exports/boxes.py": "the file or folder that the caller names",
+    "mmdeploy_llm/data/outputs/exports/export.py": "the file that the caller names",
+    "mmdeploy_llm/data/outputs/exports/pictures.py": "the folder that the caller names",
+    "mmdeploy_llm/data/files/kinds.py": "first bytes of the files of the input",
+    "mmdeploy_llm/data/files/skipped.py": "the list that the caller names",
+    "mmdeploy_llm/batch/report/cards.py": "the template of this package",
+    "mmdeploy_llm/batch/report/growing.py": "the page that the program names",
+    "mmdeploy_llm/batch/report/live.py": "the page that the program names, and the files beside it",
+    "mmdeploy_llm/batch/report/page.py": "the page that the program names",
+    "mmdeploy_llm/data/outputs/sidecars/places.py": "folders of the input, through no link",
+    "mmdeploy_llm/data/outputs/csv_table.py": "the output that the program names",
+    "mmdeploy_llm/batch/progress/log.py": "the log that the caller names",
+    "mmdeploy_llm/data/records/media.py": "media of an item that has been answered",
+    "mmdeploy_llm/data/outputs/part_writer.py": "parts of the output",
+    "mmdeploy_llm/data/outputs/parts.py": "parts of the output",
+    "mmdeploy_llm/data/outputs/scan.py": "the output that is continued",
+    "mmdeploy_llm/data/records/shelves.py": "parts of the output",
+    "mmdeploy_llm/data/outputs/tars.py": "parts of the output",
+    "mmdeploy_llm/data/records/configuration.py": "the configurations beside the output",
+    "mmdeploy_llm/data/records/files.py": "the output and the page that the program names",
+    "mmdeploy_llm/data/records/identity.py": "files of the model",
+    "mmdeploy_llm/data/records/state.py": "how far the run of an output is",
+    "mmdeploy_llm/data/outputs/jsonl_writer.py": "the output that the program names",
+    "processors/mmdeploy_llm_processors/remote/stores.py": "objects of a store",
+    "mmdeploy_llm/media/beneath.py": "media of a request",
+    "mmdeploy_llm/media/local.py": "media of a request",
+    "mmdeploy_llm/media/sound/clip.py": "bytes in memory",
+    "mmdeploy_llm/media/sound/container.py": "bytes in memory",
+    "mmdeploy_llm/media/video/container.py": "bytes in memory",
+    "plugins/mmdeploy_llm_plugins/ernie/stamp.py": "the model's font",
+    "processors/mmdeploy_llm_processors/sized/sounds.py": "sounds that the loader has read",
 }
 
 
@@ -180,7 +180,11 @@ def test_media_are_opened_in_one_place():
     opens = {"open", "read_bytes", "read_text", "truetype", "fdopen"}
     found = {
         path.relative_to(ROOT).as_posix()
-        for folder in (*BATCH_ROOMS, "src/mmdeploy_llm_processors", "src/mmdeploy_llm_plugins")
+        for folder in (
+            *BATCH_ROOMS,
+            "processors/mmdeploy_llm_processors",
+            "plugins/mmdeploy_llm_plugins",
+        )
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call)

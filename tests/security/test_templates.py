@@ -13,17 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from mmdeploy_llm.errors import EngineError, RequestError
-from mmdeploy_llm.intake.template import render
-from mmdeploy_llm.rendering import Renderer
-from mmdeploy_llm.rendering.renderer import MAX_MEMORY
-from mmdeploy_llm.rendering.sandbox import run
-from mmdeploy_llm.tiny import CHATML, write_tiny
 from mmdeploy_llm_plugins.ernie import tiny as ernie
 from mmdeploy_llm_plugins.glm import tiny as glm
 from mmdeploy_llm_plugins.llama import tiny as llama
 from mmdeploy_llm_plugins.paddleocr import tiny as paddleocr
+
+from mmdeploy_llm.engine.intake.template import render
+from mmdeploy_llm.engine.intake.templates import Renderer
+from mmdeploy_llm.engine.intake.templates.renderer import MAX_MEMORY
+from mmdeploy_llm.engine.intake.templates.sandbox import run
+from mmdeploy_llm.errors import EngineError, RequestError
+from mmdeploy_llm.testing.tiny import CHATML, write_tiny
 
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
@@ -212,7 +212,7 @@ ROOT = Path(__file__).parents[2]
 TREE = (
     CHATML,
     *(family.TEMPLATE for family in (ernie, glm, llama, paddleocr)),
-    *(path.read_text() for path in sorted(ROOT.glob("src/mmdeploy_llm/**/*.jinja"))),
+    *(path.read_text() for path in sorted(ROOT.glob("mmdeploy_llm/**/*.jinja"))),
 )
 COMMON = (  # what published templates use
     "{{ bos_token }}{% set ns = namespace(n=0, last=messages|length - 1) %}"

@@ -12,13 +12,13 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.engine.intake.templates import Encoder
+from mmdeploy_llm.engine.intake.templates import encoder as encoder_module
+from mmdeploy_llm.engine.intake.templates.tokenizer_steps import KNOWN, check_steps
+from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, load_tokenizer
 from mmdeploy_llm.errors import CheckpointError, EngineError, RequestError
-from mmdeploy_llm.intake.tokenizer import PromptTokenizer, load_tokenizer
-from mmdeploy_llm.processes import Channel
-from mmdeploy_llm.processes.helper import READY
-from mmdeploy_llm.rendering import Encoder
-from mmdeploy_llm.rendering import encoder as encoder_module
-from mmdeploy_llm.rendering.tokenizer_steps import KNOWN, check_steps
+from mmdeploy_llm.system.processes import Channel
+from mmdeploy_llm.system.processes.helper import READY
 
 # The library gives up a match after ten million steps, but begins one at every letter.
 HURTS, LETTERS = "a*a*x", "a" * 3000 + "bx"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdeploy_llm import LLM, ConfigError, GuidedDecodingParams, RequestError, SamplingParams
-from mmdeploy_llm.intake.unicode_text import check_unicode
+from mmdeploy_llm.engine.intake.unicode_text import check_unicode
 
 LONE = "\ud800"
 PARAMS = SamplingParams(max_tokens=2, temperature=0)

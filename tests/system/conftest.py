@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
+import mmdeploy_llm_plugins.ernie
 import numpy as np
 import pytest
 import torch
@@ -17,10 +18,9 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-import mmdeploy_llm_plugins.ernie
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.tiny import MAX_PIXELS, MIN_PIXELS
+from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS
 
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 ERNIE = ("ernie4_5_vl_moe",)

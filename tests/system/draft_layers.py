@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.runner.drafter import Drafter
+from mmdeploy_llm.engine.runner.drafter import Drafter
 
 TABLE = [5, 6, 7, 8, 9] * 15
 PROMPTS = [TABLE, list(range(40, 80)) * 2, [36, 37, 38, 39], TABLE[:65], [41] * 9]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import AsyncLLM, SamplingParams, WorkerDiedError
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 LONG = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)

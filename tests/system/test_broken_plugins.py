@@ -18,7 +18,7 @@ from mmdeploy_llm.errors import (
     PluginError,
 )
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.isolation import Workers
+from mmdeploy_llm.media.isolation import Workers
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 TEXT, VL = "qwen2", "qwen2_5_vl"

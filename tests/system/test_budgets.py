@@ -9,9 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.budgets.photo import cost_of_a_photo
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.engine.intake.rendered import TokenCount
+from mmdeploy_llm.media.budgets.photo import cost_of_a_photo
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4)
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from mmdeploy_llm import LLM, ConfigError
-from mmdeploy_llm.native import usable_cpus
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.kernels.cpu import usable_cpus
+from mmdeploy_llm.testing.tiny import write_tiny
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.determinism.check import NUM_TOKENS, WAYS, check_determinism
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.native import cpu_levels
+from mmdeploy_llm.kernels.cpu import cpu_levels
+from mmdeploy_llm.testing.determinism.check import NUM_TOKENS, WAYS, check_determinism
+from mmdeploy_llm.values.options.config import EngineConfig
 
 FORMATS = {
     "float32": {"dtype": "float32"},

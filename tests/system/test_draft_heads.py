@@ -5,10 +5,10 @@ import json
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.engine.runner.drafter import Drafter
+from mmdeploy_llm.engine.schedule import speculation
+from mmdeploy_llm.engine.schedule.pace import Pace
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runner.drafter import Drafter
-from mmdeploy_llm.schedule import speculation
-from mmdeploy_llm.schedule.pace import Pace
 from tests.system.draft_layers import (
     KEYS,
     PROMPTS,

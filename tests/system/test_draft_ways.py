@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 from mmdeploy_llm import LLM, AsyncLLM, GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.schedule.lifecycle import Lifecycle
-from mmdeploy_llm.schedule.pace import Pace
-from tests.adapters.lora import write_adapter
+from mmdeploy_llm.engine.schedule.lifecycle import Lifecycle
+from mmdeploy_llm.engine.schedule.pace import Pace
+from tests.layers.adapters.lora import write_adapter
 from tests.system.draft_layers import (
     KEYS,
     PARAMS,

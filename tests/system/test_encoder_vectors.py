@@ -4,10 +4,10 @@ of documents, and what such models cannot do."""
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.bert import tiny
 
 from mmdeploy_llm import LLM, ConfigError
-from mmdeploy_llm.tiny import write_family
-from mmdeploy_llm_plugins.bert import tiny
+from mmdeploy_llm.testing.tiny import write_family
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a", "hello there " * 9]
 OPTIONS = {"dtype": "float32", "quiet": True, "max_num_seqs": 4}

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 from mmdeploy_llm import EngineError, SamplingParams
-from mmdeploy_llm.guarding import calls as guard
 from mmdeploy_llm.hooks import hookimpl
+from mmdeploy_llm.system.guarding import calls as guard
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 FAMILY = "ernie4_5_vl_moe"
@@ -217,7 +217,7 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
 @pytest.mark.full
 def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     """The process that decodes gets SIGKILL before a batch, and again and again while it runs."""
-    from mmdeploy_llm.isolation import pool
+    from mmdeploy_llm.media.isolation import pool
 
     started = []
     start = pool.subprocess.Popen

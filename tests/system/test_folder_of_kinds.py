@@ -16,8 +16,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.testing.tiny import write_tiny
 from tests.media.sound_files import noise, wav16
 from tests.processors.pdfs import simple_pdf
 

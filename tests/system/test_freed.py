@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, ModelPool, SamplingParams
+from mmdeploy_llm.engine.startup import computer, loaded
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MMDeployLLMError
-from mmdeploy_llm.startup import computer, loaded
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 SETTINGS = {"num_threads": 1, "max_model_len": 256, "kv_cache_memory": 2**22, "dtype": "float32"}
@@ -88,7 +88,7 @@ class Failing:
 
 def test_a_model_that_failed_once_is_freed(tiny_folder, no_garbage, caplog):
     llm = LLM(str(tiny_folder("qwen2")), **SETTINGS, use_warmup=False)
-    caplog.set_level("CRITICAL", logger="mmdeploy_llm.runner.retry")  # records hold frames
+    caplog.set_level("CRITICAL", logger="mmdeploy_llm.engine.runner.retry")  # records hold frames
     fault = Failing()
     hook = next(llm.model.children()).register_forward_pre_hook(fault)
     fault.is_armed = True

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from mmdeploy_llm.terminal import interrupts
+from mmdeploy_llm.cli.terminal import interrupts
 
 PROGRAM = """
 import signal, sys
@@ -147,7 +147,7 @@ def test_a_second_signal_ends_at_once_and_one_that_is_ignored_stays_so(monkeypat
 LIBRARY = """
 import sys, os
 from mmdeploy_llm import LLM, SamplingParams
-import mmdeploy_llm.llm
+import mmdeploy_llm.client.llm
 print("ready", file=sys.stderr, flush=True)
 try:
     options = {"quiet": True, "max_model_len": 1100, "num_threads": 1, **eval(sys.argv[1])}

@@ -4,12 +4,13 @@ options."""
 import sys
 import types
 
+import mmdeploy_llm_plugins.ernie
+import mmdeploy_llm_processors.sources
 import pytest
 import torch
 
-import mmdeploy_llm_plugins.ernie
-import mmdeploy_llm_processors.sources
 from mmdeploy_llm import ConfigError, EngineConfig
+from mmdeploy_llm.engine.startup import media
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import (
     MediaInput,
@@ -22,7 +23,6 @@ from mmdeploy_llm.hooks import (
     hookimpl,
 )
 from mmdeploy_llm.messages import MediaItem
-from mmdeploy_llm.startup import media
 
 FAMILY = "ernie4_5_vl_moe"
 

@@ -1,9 +1,9 @@
 """A model that says how many tokens of a sequence it computes."""
 
 import pytest
+from mmdeploy_llm_plugins.llama.text import LlamaForCausalLM
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
-from mmdeploy_llm_plugins.llama.text import LlamaForCausalLM
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.native import prebuilt
-from mmdeploy_llm.native.build import levels_of
+from mmdeploy_llm.kernels.cpu import prebuilt
+from mmdeploy_llm.kernels.cpu.build import levels_of
 
 pytestmark = pytest.mark.full
 
@@ -81,7 +81,10 @@ def test_nothing_lands_under_a_name_of_its_own(names):
 
 
 def test_data_files_are_in_it(names):
-    data = {"mmdeploy_llm/report/report.html", *(f"{package}/py.typed" for package in PACKAGES)}
+    data = {
+        "mmdeploy_llm/batch/report/report.html",
+        *(f"{package}/py.typed" for package in PACKAGES),
+    }
     bundled = {
         path.relative_to(SOURCES).as_posix()
         for path in (SOURCES / "mmdeploy_llm" / "bundled").rglob("*")
@@ -217,7 +220,7 @@ def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):
     assert path.name.endswith(f"-py3-none-{PLATFORM_HERE}.whl")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "installed")
-    libraries = list((tmp_path / "installed/mmdeploy_llm/native/prebuilt").iterdir())
+    libraries = list((tmp_path / "installed/mmdeploy_llm/kernels/cpu/prebuilt").iterdir())
     assert len(libraries) == len(levels_of(platform.machine()))
     assert sum(file.stat().st_size for file in libraries) < MAX_LIBRARY_BYTES * len(libraries)
     (tmp_path / "file").touch()
@@ -227,7 +230,9 @@ def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "installed"))
-    (tmp_path / "installed/mmdeploy_llm/cpp_layers/runtime.h").write_text("// other sources")
+    (tmp_path / "installed/mmdeploy_llm/kernels/cpp/layers/runtime.h").write_text(
+        "// other sources"
+    )
     command = [sys.executable, "-c", LOAD]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert "no C++ compiler" in done.stderr
@@ -240,7 +245,7 @@ def test_the_libraries_of_a_wheel_for_arm_are_loaded(tmp_path, monkeypatch):
     if emulator is None or shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler} and qemu-user")
     monkeypatch.setattr(prebuilt, "_target", lambda: ("linux", "aarch64"))
-    monkeypatch.setattr(sys.modules["mmdeploy_llm.native.build"], "COMPILERS", (compiler,))
+    monkeypatch.setattr(sys.modules["mmdeploy_llm.kernels.cpu.build"], "COMPILERS", (compiler,))
     assert prebuilt.prebuild(tmp_path / "prebuilt") == "manylinux_2_28_aarch64"
     (tmp_path / "loader.cpp").write_text(LOADER)
     command = [compiler, "loader.cpp", "-ldl", "-lgomp", "-o", "loader"]

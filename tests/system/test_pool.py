@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmdeploy_llm import ConfigError, EngineError, ModelPool, SamplingParams
-from mmdeploy_llm.aio import pool as pools
+from mmdeploy_llm.client.aio import pool as pools
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
@@ -150,7 +150,7 @@ class TestCores:
 
     @pytest.mark.full
     def test_shares_need_a_number_and_do_not_exceed_the_cpus(self, folder, monkeypatch):
-        monkeypatch.setattr("mmdeploy_llm.portable.machine.num_cpus", lambda: 2)
+        monkeypatch.setattr("mmdeploy_llm.system.portable.machine.num_cpus", lambda: 2)
         with ModelPool(cores="shares") as pool:
             pool.install("none", folder, **OPTIONS)
             with pytest.raises(ConfigError, match="'none' has no num_threads"):

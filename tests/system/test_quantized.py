@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.basic_layers.experts import Experts
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.engine.startup.start import start
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.kernels.cpu import BuildError, load
+from mmdeploy_llm.kernels.cpu.coded import CodedPanels
+from mmdeploy_llm.kernels.cpu.products import FloatWeight, S8Weight
 from mmdeploy_llm.layers import Linear
-from mmdeploy_llm.native import BuildError, load
-from mmdeploy_llm.native.coded import CodedPanels
-from mmdeploy_llm.native.products import FloatWeight, S8Weight
-from mmdeploy_llm.startup.start import start
+from mmdeploy_llm.layers.basic.experts import Experts
+from mmdeploy_llm.values.options.config import EngineConfig
 
 PROMPTS = ["The quick brown fox", "A red circle and a blue square", "How many are there?"]
 
@@ -80,7 +80,7 @@ def test_options_that_need_kernels_raise_without_them(folder, options, monkeypat
     def fail(**options):
         raise BuildError("no C++ compiler is installed")
 
-    monkeypatch.setattr("mmdeploy_llm.native.load", fail)
+    monkeypatch.setattr("mmdeploy_llm.kernels.cpu.load", fail)
     with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels .* no C\+\+ compiler"):
         LLM(model=str(folder), **options)
     if "native_kernels" not in options:
@@ -99,7 +99,7 @@ def test_without_a_compiler_the_same_tokens_and_one_warning(folder, monkeypatch,
     def fail(**options):
         raise BuildError("no C++ compiler is installed")
 
-    monkeypatch.setattr("mmdeploy_llm.native.load", fail)
+    monkeypatch.setattr("mmdeploy_llm.kernels.cpu.load", fail)
     with caplog.at_level("WARNING"):
         assert tokens() == expected
     assert sum("no C++ kernels" in record.message for record in caplog.records) == 1

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = {
     "pyproject.toml": '[project]\nname = "a"\nversion = "0.1.0"\n',
-    "src/mmdeploy_llm/__init__.py": '__version__ = "0.1.0"\n',
+    "mmdeploy_llm/__init__.py": '__version__ = "0.1.0"\n',
     "CHANGELOG.md": "# Changes\n\n## [Unreleased]\n\n- New.\n\n## [0.1.0] - 2026-01-01\n\n- Old.\n",
     ".gitignore": "dist/\n",
 }
@@ -101,7 +101,7 @@ def test_a_release_is_a_commit_a_signed_tag_and_files(quick, repository):
     assert "BEGIN PGP SIGNATURE" in git(repository, "cat-file", "tag", "v0.2.0")
     assert git(repository, "status", "--porcelain") == ""
     assert 'version = "0.2.0"' in (repository / "pyproject.toml").read_text()
-    assert (repository / "src/mmdeploy_llm/__init__.py").read_text() == '__version__ = "0.2.0"\n'
+    assert (repository / "mmdeploy_llm/__init__.py").read_text() == '__version__ = "0.2.0"\n'
     today = datetime.datetime.now(datetime.UTC).date()
     changes = (repository / "CHANGELOG.md").read_text()
     assert f"## [Unreleased]\n\n## [0.2.0] - {today}\n\n- New.\n\n## [0.1.0]" in changes
@@ -215,7 +215,7 @@ def test_the_command_on_a_copy_of_this_repository(tmp_path):
     dist = folder / "dist"
     with tarfile.open(dist / "mmdeploy_llm-9.8.7.tar.gz") as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.py", "src/mmdeploy_llm/cpp_layers/kernels.cpp", "LICENSE"} <= inside
+    assert {"setup.py", "mmdeploy_llm/kernels/cpp/layers/kernels.cpp", "LICENSE"} <= inside
     with zipfile.ZipFile(dist / "mmdeploy_llm-9.8.7-py3-none-any.whl") as archive:
         assert b'__version__ = "9.8.7"' in archive.read("mmdeploy_llm/__init__.py")
     bill = json.loads((dist / "mmdeploy_llm-9.8.7.cdx.json").read_text("utf-8"))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from mmdeploy_llm import LLM, ModelPool, SamplingParams
-from mmdeploy_llm.tiny import VOCAB_SIZE, write_tiny
+from mmdeploy_llm.testing.tiny import VOCAB_SIZE, write_tiny
 
 VL_MODEL = "shapes-vl"
 
@@ -211,7 +211,7 @@ def mp4(load_file):
     ],
 )
 def test_generate_with_media(png, mp4, kinds, model_of):
-    from mmdeploy_llm.model_folder import resolve_model
+    from mmdeploy_llm.weights.folder import resolve_model
 
     contents = {"image": png, "video": mp4}
     requests = types.SimpleNamespace(get=lambda url: types.SimpleNamespace(content=contents[url]))

@@ -80,6 +80,6 @@ def test_it_fits_its_size():
 
 
 def folder():
-    from mmdeploy_llm.model_folder import resolve_model
+    from mmdeploy_llm.weights.folder import resolve_model
 
     return resolve_model("shapes-vl")

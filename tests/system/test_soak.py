@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from mmdeploy_llm import ModelPool, SamplingParams
-from mmdeploy_llm.media_checks.samples import image_bytes, pixels, png_header
+from mmdeploy_llm.testing.media.samples import image_bytes, pixels, png_header
 
 pytestmark = [pytest.mark.long, pytest.mark.first]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.schedule.pace import Pace
+from mmdeploy_llm.engine.schedule.pace import Pace
 
 TABLE = [5, 6, 7, 8, 9] * 40
 PROMPTS = [TABLE, list(range(20, 60)) * 2, [30, 31, 32, 33], TABLE[:65], [40] * 30]

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from mmdeploy_llm import ConfigError, SamplingParams
-from mmdeploy_llm.client.vectors import Scoring, ranked
-from mmdeploy_llm.outputs import RequestMetrics, RequestOutput
-from mmdeploy_llm.pooled_outputs import PooledOutput, ScoreOutput
-from mmdeploy_llm.pooling.abilities import Abilities
-from mmdeploy_llm.pooling.rules import EmbeddingRules
+from mmdeploy_llm.client.embedding import Scoring, ranked
+from mmdeploy_llm.layers.pooling.abilities import Abilities
+from mmdeploy_llm.layers.pooling.rules import EmbeddingRules
+from mmdeploy_llm.values.outputs.pooled import PooledOutput, ScoreOutput
+from mmdeploy_llm.values.outputs.request_output import RequestMetrics, RequestOutput
 from tests.together import begin_together
 
 PROMPTS = ["The quick brown fox jumps over the lazy dog. " * 6, "the cat", "hello there " * 40]

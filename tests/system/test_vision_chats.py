@@ -12,8 +12,8 @@ import transformers
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.request import MediaSpan
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 from .image_chats import INPUTS, INTERNVL_TILE, chat, noise
 

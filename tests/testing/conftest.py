@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from mmdeploy_llm.plugin_checks import fresh
 from mmdeploy_llm.testing import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.plugins import fresh
 
 
 @pytest.fixture(autouse=True, scope="module")

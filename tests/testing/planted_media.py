@@ -9,16 +9,16 @@ import threading
 import time
 from pathlib import Path
 
+import mmdeploy_llm_plugins.internvl.image as internvl
+import mmdeploy_llm_processors.image.processor as of_patches
 import numpy as np
 import torch
 from PIL import Image, ImageFile
 
 import mmdeploy_llm.media.image.decode as decode
 import mmdeploy_llm.media.image.files as files
+import mmdeploy_llm.media.pixels.patches as patches
 import mmdeploy_llm.media.video.container as container
-import mmdeploy_llm.pixels.patches as patches
-import mmdeploy_llm_plugins.internvl.image as internvl
-import mmdeploy_llm_processors.image.processor as of_patches
 from mmdeploy_llm.media.image.decode import ImageDecoder
 
 PART = 2**16  # bytes that a digest of a part reads

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import mmdeploy_llm_plugins.reasoning.scanner as scanner
 import mmdeploy_llm_plugins.tools.parsers as calls
-from mmdeploy_llm.basic_layers.mlp import GatedMLP
+from mmdeploy_llm_plugins.reasoning.scanner import TagParser
+from mmdeploy_llm_plugins.tools.parsers import CallParser
+
 from mmdeploy_llm.hooks import Segment, ToolCall
+from mmdeploy_llm.layers.basic.mlp import GatedMLP
 from mmdeploy_llm.layers.decoder import Attention, CausalLM, DecoderLayer
 from mmdeploy_llm.layers.grid_lm import GridLM
 from mmdeploy_llm.layers.moe import SoftmaxRouter
-from mmdeploy_llm_plugins.reasoning.scanner import TagParser
-from mmdeploy_llm_plugins.tools.parsers import CallParser
 
 
 def wrapped(owner, name, change):

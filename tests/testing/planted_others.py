@@ -6,12 +6,11 @@ import os
 import time
 from pathlib import Path
 
-import torch
-
 import mmdeploy_llm_plugins.logits.processors as logits
 import mmdeploy_llm_processors.remote as remote
 import mmdeploy_llm_processors.remote.http as http
 import mmdeploy_llm_processors.sources as sources
+import torch
 from mmdeploy_llm_plugins.logits.processors import LogitBias, RepetitionWindow
 from mmdeploy_llm_processors.remote import connection
 

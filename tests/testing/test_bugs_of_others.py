@@ -11,27 +11,27 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import av
-import pytest
-from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-
 import mmdeploy_llm_plugins.internvl.image as internvl
 import mmdeploy_llm_processors.image.processor as of_patches
-from mmdeploy_llm.hooks import MediaLimits, PluginManager
-from mmdeploy_llm.layers.decoder import Attention
-from mmdeploy_llm.media_checks import processors
-from mmdeploy_llm.media_checks.equal import tokens_equal_the_reference
-from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
-from mmdeploy_llm.media_checks.truth import MediaTruth
-from mmdeploy_llm.model_checks import equalities, models, variants
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_checks import parsers, tools
-from mmdeploy_llm.testing import ParserExample, ToolParserExample
+import pytest
 from mmdeploy_llm_plugins.qwen.video3 import Qwen3VideoProcessor
 from mmdeploy_llm_plugins.reasoning.scanner import TagParser
 from mmdeploy_llm_plugins.tools.parsers import CallParser
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from mmdeploy_llm.hooks import MediaLimits, PluginManager
+from mmdeploy_llm.layers.decoder import Attention
+from mmdeploy_llm.testing import ParserExample, ToolParserExample
+from mmdeploy_llm.testing.media import processors
+from mmdeploy_llm.testing.media.equal import tokens_equal_the_reference
+from mmdeploy_llm.testing.media.subject import ProcessorSubject, checkpoint_of
+from mmdeploy_llm.testing.media.truth import MediaTruth
+from mmdeploy_llm.testing.models import equalities, models, variants
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.plugins import parsers, tools
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 from .planted_models import config, rotary, wrapped
 

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
+from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
 
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.grid_lm import GridLM
-from mmdeploy_llm.media_checks.chats import ChatAnswer, a_chat_equals_the_reference
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.model_checks.models import ModelSubject, transformers_reference
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import fake_manager
-from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
-from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
+from mmdeploy_llm.testing.media.chats import ChatAnswer, a_chat_equals_the_reference
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.models.models import ModelSubject, transformers_reference
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.plugin_checks import chat_parts
 from mmdeploy_llm.testing import ChatPartExample
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.plugins import chat_parts
 
 from .planted_chat_parts import spec
 

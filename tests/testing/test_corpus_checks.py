@@ -6,11 +6,11 @@ import struct
 
 import pytest
 
-from mmdeploy_llm.data_checks import corpus, corpus_subject
-from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import CorpusFormatSpec, PluginManager
 from mmdeploy_llm.testing import CheckFailed
 from mmdeploy_llm.testing.check import check_plugin
+from mmdeploy_llm.testing.data import corpus, corpus_subject
+from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
 
 PLUGIN = """
 import os, pickle, struct

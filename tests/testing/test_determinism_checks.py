@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.hooks import ModelSpec
-from mmdeploy_llm.model_checks.base import CheckFailed, factory_of
-from mmdeploy_llm.model_checks.determinism import no_bit_depends_on_the_batch
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import CheckSkipped, write_tiny
-from mmdeploy_llm_plugins.qwen import provide_models
+from mmdeploy_llm.testing.models.base import CheckFailed, factory_of
+from mmdeploy_llm.testing.models.determinism import no_bit_depends_on_the_batch
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 FACTORIES = {spec.name: factory_of(spec) for spec in provide_models()}
 Text, VL = FACTORIES["qwen2"], FACTORIES["qwen2_5_vl"]

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-
 import mmdeploy_llm_processors.remote as remote
 import mmdeploy_llm_processors.sources as sources
+import pytest
+
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaRef
-from mmdeploy_llm.plugin_checks import fetchers
-from mmdeploy_llm.plugin_checks.fetchers import CHECKS, FetcherSubject
+from mmdeploy_llm.testing.plugins import fetchers
+from mmdeploy_llm.testing.plugins.fetchers import CHECKS, FetcherSubject
 
 NAMES = [check.__name__ for check in CHECKS]
 

@@ -3,14 +3,14 @@ checkpoint's."""
 
 import pytest
 import torch
-
-from mmdeploy_llm.model_checks import equalities
-from mmdeploy_llm.model_checks.base import CheckFailed
-from mmdeploy_llm.model_checks.models import ModelSubject, transformers_reference
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm_plugins.qwen import provide_models
+
+from mmdeploy_llm.testing.models import equalities
+from mmdeploy_llm.testing.models.base import CheckFailed
+from mmdeploy_llm.testing.models.models import ModelSubject, transformers_reference
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPEC = next(spec for spec in provide_models() if spec.name == "qwen2")
 

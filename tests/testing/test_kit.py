@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import attention
 from safetensors.torch import load_file
 
 from mmdeploy_llm import LLM, SamplingParams, testing
@@ -23,7 +24,6 @@ from mmdeploy_llm.testing import (
     write_checkpoint,
     write_tiny,
 )
-from mmdeploy_llm_plugins import attention
 
 FAKES = "mmdeploy_llm.testing.fakes"
 FAKE_MODEL = ModelSpec(

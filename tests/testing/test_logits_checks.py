@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmdeploy_llm.hooks import LogitsProcessor, LogitsProcessorSpec
-from mmdeploy_llm.plugin_checks import logits as checks
 from mmdeploy_llm.testing import CheckFailed, CheckSkipped, LogitsExample
+from mmdeploy_llm.testing.plugins import logits as checks
 
 EXAMPLE = LogitsExample(
     arguments={"amount": 2.0}, output_token_ids=(1,), logits=(0.0, 0.0), expected=(0.0, 2.0)

@@ -8,12 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.hooks import ModelSpec
-from mmdeploy_llm.model_checks import equalities, models
-from mmdeploy_llm.model_checks.base import factory_of
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import (
     CheckFailed,
     CheckSkipped,
@@ -21,7 +18,10 @@ from mmdeploy_llm.testing import (
     ModelVariantConformance,
     write_tiny,
 )
-from mmdeploy_llm_plugins.qwen import provide_models
+from mmdeploy_llm.testing.models import equalities, models
+from mmdeploy_llm.testing.models.base import factory_of
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 FACTORIES = {spec.name: factory_of(spec) for spec in provide_models()}
 Text, VL = FACTORIES["qwen2"], FACTORIES["qwen2_5_vl"]

@@ -10,9 +10,9 @@ from textwrap import dedent
 import pytest
 
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.plugin_checks import fresh, left_over, observers
-from mmdeploy_llm.plugin_checks.observers import CHECKS
-from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
+from mmdeploy_llm.testing.plugins import fresh, left_over, observers
+from mmdeploy_llm.testing.plugins.observers import CHECKS
+from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
 
 NAMES = [check.__name__ for check in CHECKS]
 CHANGE = fresh.changes_of

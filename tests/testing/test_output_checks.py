@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.data_checks import outputs
-from mmdeploy_llm.data_checks.outputs import OutputSubject
 from mmdeploy_llm.hooks import OutputSinkSpec, PluginManager
 from mmdeploy_llm.testing import CheckFailed, CheckSkipped, OutputSinkConformance
+from mmdeploy_llm.testing.data import outputs
+from mmdeploy_llm.testing.data.outputs import OutputSubject
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plugin_reference.md").read_text()

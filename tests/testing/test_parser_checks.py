@@ -3,8 +3,8 @@
 import pytest
 
 from mmdeploy_llm.hooks import NextText, ReasoningParser, ReasoningParserSpec, Segment
-from mmdeploy_llm.plugin_checks.parsers import CHECKS, ParserSubject
 from mmdeploy_llm.testing import FakeReasoningParser, ParserExample
+from mmdeploy_llm.testing.plugins.parsers import CHECKS, ParserSubject
 
 END = "</think>"
 NAMES = {check.__name__ for check in CHECKS}

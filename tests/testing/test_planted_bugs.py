@@ -8,11 +8,11 @@ import pytest
 
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.hooks.factories import imported
-from mmdeploy_llm.media_checks.processors import CHECKS
-from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.plugin_checks import fetchers, left_over, logits
-from mmdeploy_llm.plugin_checks.plugins import PluginSubject
+from mmdeploy_llm.testing.media.processors import CHECKS
+from mmdeploy_llm.testing.media.subject import ProcessorSubject, checkpoint_of
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.plugins import fetchers, left_over, logits
+from mmdeploy_llm.testing.plugins.plugins import PluginSubject
 
 from .planted_media import MISSED, PLANTS, VIDEO
 from .planted_others import FETCHERS, LOGITS

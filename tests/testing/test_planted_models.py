@@ -5,16 +5,16 @@ checkpoint, and one plain example of a parser.
 """
 
 import pytest
-
-from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.model_checks import equalities, models, variants
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_checks import parsers, tools
 from mmdeploy_llm_plugins.reasoning import provide_reasoning_parsers
 from mmdeploy_llm_plugins.tools import provide_tool_parsers
+
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.testing.models import equalities, models, variants
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.plugins import parsers, tools
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 from .planted_models import MODELS, REASONING, TOOLS
 

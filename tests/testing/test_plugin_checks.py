@@ -9,10 +9,10 @@ import pytest
 from mmdeploy_llm.errors import PluginLoadError
 from mmdeploy_llm.hooks.registry import PluginRegistry
 from mmdeploy_llm.hooks.validation import PROVIDED
-from mmdeploy_llm.plugin_checks.arguments import example_arguments
-from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
-from mmdeploy_llm.plugin_checks.plugins import CHECKS
 from mmdeploy_llm.testing import check_plugin
+from mmdeploy_llm.testing.plugins.arguments import example_arguments
+from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
+from mmdeploy_llm.testing.plugins.plugins import CHECKS
 
 NAMES = [check.__name__ for check in CHECKS]
 IMPORTS = """

@@ -14,11 +14,11 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
-from mmdeploy_llm.media_checks.processors import CHECKS
-from mmdeploy_llm.media_checks.subject import ProcessorSubject
-from mmdeploy_llm.media_checks.truth import MediaTruth
-from mmdeploy_llm.plugin_checks import left_over
 from mmdeploy_llm.testing import FakeMediaProcessor
+from mmdeploy_llm.testing.media.processors import CHECKS
+from mmdeploy_llm.testing.media.subject import ProcessorSubject
+from mmdeploy_llm.testing.media.truth import MediaTruth
+from mmdeploy_llm.testing.plugins import left_over
 
 NAMES = [check.__name__ for check in CHECKS]
 SAMPLES = {"one": b"FAKE 12x8 one", "two": b"FAKE 12x8 two", "large": b"FAKE 40x80 three"}

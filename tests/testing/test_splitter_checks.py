@@ -11,13 +11,13 @@ import pytest
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, MediaSplitter, SplitPart
-from mmdeploy_llm.media_checks.splitters import (
+from mmdeploy_llm.testing.media.splitters import (
     CHECKS,
     SplitterSubject,
     bytes_of_parts_are_limited,
     damage_is_a_media_error,
 )
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
 
 
 class Zips(MediaSplitter):

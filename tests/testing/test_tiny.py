@@ -8,7 +8,7 @@ import pytest
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import ModelSpec
 from mmdeploy_llm.testing import ModelConformance, make_tokenizer, write_tiny
-from mmdeploy_llm.tiny import MediaForm, families, family_of, form_of
+from mmdeploy_llm.testing.tiny import MediaForm, families, family_of, form_of
 
 ACME = """
 @hookimpl
@@ -20,7 +20,7 @@ def provide_models():
     ]
 """
 TINY = """
-from mmdeploy_llm.tiny import CHATML, Family, MediaForm, text_config
+from mmdeploy_llm.testing.tiny import CHATML, Family, MediaForm, text_config
 from transformers import SeedOssConfig
 
 def make_config(tokenizer, options):

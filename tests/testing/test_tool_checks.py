@@ -3,8 +3,8 @@
 import pytest
 
 from mmdeploy_llm.hooks import ToolCall, ToolParser, ToolParserSpec
-from mmdeploy_llm.plugin_checks.tools import CHECKS, ToolParserSubject
 from mmdeploy_llm.testing import ToolParserExample
+from mmdeploy_llm.testing.plugins.tools import CHECKS, ToolParserSubject
 
 START, END = "<call>", "</call>"
 NAMES = {check.__name__ for check in CHECKS}

@@ -8,12 +8,12 @@ import pytest
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.decoder import CausalLM
-from mmdeploy_llm.model_checks import variants
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.prompts import make_prompt
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import generating
+from mmdeploy_llm.testing.models import variants
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.tiny import generating
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
 # Kinds of which the other tests of conformance run all checks.

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.hooks.files import load_file
 from mmdeploy_llm.testing import WeightFormatConformance, check_plugin
-from mmdeploy_llm.weight_checks import products, reading
-from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+from mmdeploy_llm.testing.weights import products, reading
+from mmdeploy_llm.testing.weights.subject import WeightFormatSubject
 from mmdeploy_llm.weights.quantized import GroupedMatrix
 
 FILE = Path(__file__).parents[2] / "examples" / "plugins" / "rows8.py"

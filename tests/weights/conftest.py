@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.layers import MergedLinear
+from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.moe import MoEConfig, Router
 from mmdeploy_llm.weights import Target, WeightMap
 

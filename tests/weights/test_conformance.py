@@ -11,7 +11,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec
 from mmdeploy_llm.testing import WeightFormatConformance
-from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
+from mmdeploy_llm.testing.weights.subject import WeightFormatSubject
 
 from .packing import awq_tensors, gptq_tensors, words_of
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError, PluginContractError, PluginError
 from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec, hookimpl
-from mmdeploy_llm.model_folder.schema import check_config
+from mmdeploy_llm.weights.folder.schema import check_config
 from mmdeploy_llm.weights.quantized import CodeLayout, GroupedMatrix, QuantizedLayer
 
 from .readable import tensors_seen

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm.tiny import families, family_of
+from mmdeploy_llm.testing.models.reference import Reference
+from mmdeploy_llm.testing.tiny import families, family_of
 
 SPECS = families()
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 from .owners.write import hash_of
 from .readable import tensors_seen

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from mmdeploy_llm import LLM, SamplingParams, native
+from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.testing import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm.weight_formats import FORMATS
+from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.values.options.weight_formats import FORMATS
 from mmdeploy_llm.weights.quantized.reading import QuantizedFile
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.basic_layers.rotary import Rotary
+from mmdeploy_llm.engine.startup import loaded
 from mmdeploy_llm.layers import install
-from mmdeploy_llm.startup import loaded
+from mmdeploy_llm.layers.basic.rotary import Rotary
 from mmdeploy_llm.weights import load, streaming
 from mmdeploy_llm.weights.shard import Read
 

@@ -6,12 +6,12 @@ import signal
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.data.files.options import FindingOptions
+from mmdeploy_llm.data.outputs.scan import read_records
+from mmdeploy_llm.data.outputs.sidecars.options import check_suffix
+from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.sidecars.options import check_suffix
-from mmdeploy_llm.sinks.scan import read_records
 
 PLUGIN = """
 from mmdeploy_llm.hooks import CorpusFormatSpec, DamagedRow, hookimpl

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams, cli
-from mmdeploy_llm.sinks.scan import read_records
+from mmdeploy_llm.data.outputs.scan import read_records
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 IMAGES = Path(__file__).parents[3] / "examples" / "images"

@@ -9,11 +9,11 @@ from PIL import Image
 
 from mmdeploy_llm.batch.corpus.columns import ColumnOptions, Template, detect
 from mmdeploy_llm.batch.sources import open_source
-from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.data.records.ids import Selection
+from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.values.params import SamplingParams
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
 MP4 = b"\0\0\0\x20ftypisom rest"

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.bert import provide_models, tiny
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
-from mmdeploy_llm.model_checks.embedders import vectors_equal_the_reference
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.embedder_conformance import EmbedderConformance
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm.tiny import write_family
-from mmdeploy_llm_plugins.bert import provide_models, tiny
+from mmdeploy_llm.testing.models.embedders import vectors_equal_the_reference
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.tiny import write_family
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in provide_models()}
 # The family of a checkpoint -> the spec that serves it.

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from mmdeploy_llm_plugins.bert import tiny
 
 from mmdeploy_llm import LLM
-from mmdeploy_llm.tiny import write_family
-from mmdeploy_llm_plugins.bert import tiny
+from mmdeploy_llm.testing.tiny import write_family
 
 TEXTS = ["the quick brown fox", "a", "hello there " * 9, "How many are there? There are two."]
 OPTIONS = {"dtype": "float32", "quiet": True, "use_warmup": False}

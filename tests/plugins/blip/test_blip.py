@@ -5,13 +5,13 @@ import json
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins import blip
+from mmdeploy_llm_plugins.blip.image import BlipImages, num_cells
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import CheckSkipped, MediaProcessorConformance, ModelConformance
-from mmdeploy_llm_plugins import blip
-from mmdeploy_llm_plugins.blip.image import BlipImages, num_cells
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = blip.provide_models()

@@ -1,13 +1,13 @@
 """The parts of OpenAI's interfaces become texts and media, in chats and in lines alike."""
 
 import pytest
+from mmdeploy_llm_plugins.chat_parts import provide_chat_parts
 
 from mmdeploy_llm.batch.items import ItemReader
-from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.testing import ChatPartConformance, ChatPartExample, PluginConformance
-from mmdeploy_llm_plugins.chat_parts import provide_chat_parts
+from mmdeploy_llm.values.params import SamplingParams
 
 TEXT, REFUSAL, IMAGE, FILE = provide_chat_parts()
 PDF_DATA = "data:application/pdf;base64,JVBERi0="

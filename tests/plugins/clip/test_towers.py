@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.clip import provide_media_processors, provide_models
+from mmdeploy_llm_plugins.clip.image import FlexibleImages, TowerImages
+from mmdeploy_llm_plugins.clip.tiny import SIDE
 from PIL import Image
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaSpan
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.embedder_conformance import EmbedderConformance
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm.tiny import write_tiny
-from mmdeploy_llm_plugins.clip import provide_media_processors, provide_models
-from mmdeploy_llm_plugins.clip.image import FlexibleImages, TowerImages
-from mmdeploy_llm_plugins.clip.tiny import SIDE
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in provide_models()}
 PROCESSORS = {"clip": TowerImages, "siglip": TowerImages, "siglip2": FlexibleImages}

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.colpali import provide_media_processors, provide_models
 from PIL import Image
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaLimits, MediaSpan
 from mmdeploy_llm.hooks.factories import imported
-from mmdeploy_llm.model_checks.embedders import EmbedderReference
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.embedder_conformance import EmbedderConformance
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm_plugins.colpali import provide_media_processors, provide_models
+from mmdeploy_llm.testing.models.embedders import EmbedderReference
+from mmdeploy_llm.testing.models.models import ModelSubject
+from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in provide_models()}
 PROCESSORS = {

@@ -3,10 +3,10 @@
 from contextlib import suppress
 
 import pytest
+from mmdeploy_llm_plugins import documents
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.hooks import PluginManager, ReadPage
-from mmdeploy_llm_plugins import documents
 
 PLUGINS = PluginManager.load(("documents",))
 PRESETS = documents.provide_reading_presets()

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-
-from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.media.video.timeline import Timeline, constant_timeline
 from mmdeploy_llm_plugins.ernie.frames import choose_frames
 from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_processors.video.options import item_options
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media.video.timeline import Timeline, constant_timeline
 
 ERNIE = ErnieVideoProcessor.default
 DIGEST = "0123456789abcdef0123"

@@ -3,16 +3,16 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import mmdeploy_llm_plugins.ernie
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageFont
-
-import mmdeploy_llm_plugins.ernie
-from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm_plugins.ernie.stamp import Stamp, time_text
 from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
+from PIL import Image, ImageDraw, ImageFont
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
 LIMITS = MediaLimits()
 FONT = Path(mmdeploy_llm_plugins.ernie.__file__).with_name("Roboto-Regular.ttf")

@@ -6,21 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.florence2.processing_florence2 import Florence2Processor
-
-from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.boxes.reading import find_boxes
-from mmdeploy_llm.errors import (
-    MediaError,
-    ModelNotSupportedError,
-    PromptTooLongError,
-    RequestError,
-)
-from mmdeploy_llm.hooks import MediaInput
-from mmdeploy_llm.media_loading.kinds import TEXTS, ModelMedia
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import florence
 from mmdeploy_llm_plugins.florence.boxes import RULE
 from mmdeploy_llm_plugins.florence.image import FlorenceImageProcessor
@@ -31,6 +16,21 @@ from mmdeploy_llm_plugins.florence.prompts import (
     FlorencePrompts,
     question,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.florence2.processing_florence2 import Florence2Processor
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import (
+    MediaError,
+    ModelNotSupportedError,
+    PromptTooLongError,
+    RequestError,
+)
+from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.media.boxes.reading import find_boxes
+from mmdeploy_llm.media.loading.kinds import TEXTS, ModelMedia
+from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = florence.provide_models()

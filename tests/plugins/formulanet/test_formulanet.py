@@ -3,15 +3,15 @@ whole answers."""
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins import formulanet
+from mmdeploy_llm_plugins.formulanet.image import FormulaImages, num_cells
 from PIL import Image
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, MediaError
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm_plugins import formulanet
-from mmdeploy_llm_plugins.formulanet.image import FormulaImages, num_cells
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = formulanet.provide_models()

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.gemma.image3 import TOKENS, Gemma3ImageProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_plugins.gemma.image3 import TOKENS, Gemma3ImageProcessor
 
 SIDE, PATCH, MERGE = 56, 14, 2
 SIZE = {"height": SIDE, "width": SIDE}

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.gemma.image4 import BUDGETS, Gemma4ImageProcessor
+from mmdeploy_llm_plugins.gemma.video4 import Gemma4VideoProcessor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_plugins.gemma.image4 import BUDGETS, Gemma4ImageProcessor
-from mmdeploy_llm_plugins.gemma.video4 import Gemma4VideoProcessor
 
 
 def checkpoint_of(folder, file=None, video_file=None, table=10240, **text):

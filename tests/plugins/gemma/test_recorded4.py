@@ -4,9 +4,9 @@ layer."""
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.basic_layers import recordings
-from mmdeploy_llm.native import CpuKernels
-from tests.adapters.lora import write_adapter
+from mmdeploy_llm.kernels.cpu import CpuKernels
+from mmdeploy_llm.layers.basic import recordings
+from tests.layers.adapters.lora import write_adapter
 
 SMALL = {
     "plain": {},

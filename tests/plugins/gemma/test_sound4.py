@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.gemma.audio4 import Gemma4AudioProcessor
+from mmdeploy_llm_plugins.gemma.image4 import Gemma4ImageProcessor
+from mmdeploy_llm_plugins.gemma.tiny4 import AUDIO, END_AUDIO, IMAGE, START_AUDIO
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaSpan
-from mmdeploy_llm.model_checks.reference import Reference
-from mmdeploy_llm_plugins.gemma.audio4 import Gemma4AudioProcessor
-from mmdeploy_llm_plugins.gemma.image4 import Gemma4ImageProcessor
-from mmdeploy_llm_plugins.gemma.tiny4 import AUDIO, END_AUDIO, IMAGE, START_AUDIO
+from mmdeploy_llm.testing.models.reference import Reference
 from tests.media.sound_files import RATE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

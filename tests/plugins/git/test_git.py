@@ -4,14 +4,14 @@ answers, with pictures and without."""
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import git
+from mmdeploy_llm_plugins.git.image import GitImages, num_cells
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm_plugins import git
-from mmdeploy_llm_plugins.git.image import GitImages, num_cells
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = git.provide_models()

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.glm.frames import glm46v_frames, glm_frames
+from mmdeploy_llm_plugins.glm.video import GlmVideoProcessor
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.patches import fit_frames
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media.video.timeline import UNKNOWN_RATE, constant_timeline
-from mmdeploy_llm.media_checks.samples import clips
-from mmdeploy_llm_plugins.glm.frames import glm46v_frames, glm_frames
-from mmdeploy_llm_plugins.glm.video import GlmVideoProcessor
-from mmdeploy_llm_processors.image.options import ImageOptions
-from mmdeploy_llm_processors.image.patches import fit_frames
+from mmdeploy_llm.testing.media.samples import clips
 
 LIMITS = MediaLimits()
 PROCESSORS = {"Glm4v": Glm4vProcessor, "Glm46V": Glm46VProcessor}

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.internvl.image import InternVLImageProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_plugins.internvl.image import InternVLImageProcessor
 
 SIDE = 56  # pixels of a tile: 2 x 2 tokens
 SIZE = {"height": SIDE, "width": SIDE}

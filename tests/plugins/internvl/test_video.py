@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.internvl.image import InternVLImageProcessor
+from mmdeploy_llm_plugins.internvl.video import InternVLVideoProcessor, middle_frames
+from mmdeploy_llm_processors.video.options import item_options
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media.video.timeline import constant_timeline
-from mmdeploy_llm_plugins.internvl.image import InternVLImageProcessor
-from mmdeploy_llm_plugins.internvl.video import InternVLVideoProcessor, middle_frames
-from mmdeploy_llm_processors.video.options import item_options
 
 LIMITS = MediaLimits()
 VISION = SimpleNamespace(image_size=[56, 56], patch_size=[14, 14])

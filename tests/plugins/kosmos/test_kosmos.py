@@ -6,17 +6,17 @@ import json
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import kosmos
+from mmdeploy_llm_plugins.kosmos.image import KosmosImages
+from mmdeploy_llm_plugins.kosmos.tiny import MOST, NUM_TOKENS
 from transformers.models.kosmos2_5.image_processing_pil_kosmos2_5 import Kosmos2_5ImageProcessorPil
 from transformers.models.kosmos2_5.processing_kosmos2_5 import Kosmos2_5Processor
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.media import ImageHeader
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm_plugins import kosmos
-from mmdeploy_llm_plugins.kosmos.image import KosmosImages
-from mmdeploy_llm_plugins.kosmos.tiny import MOST, NUM_TOKENS
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = kosmos.provide_models()

@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
-
-from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
-from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm_plugins.lfm.image import (
     LfmImageProcessor,
     is_large,
     layout_of,
     small_size,
 )
+from PIL import Image
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
+from mmdeploy_llm.hooks import Checkpoint
 
 NAMES = (
     "smart_resize",

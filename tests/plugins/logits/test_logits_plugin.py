@@ -1,7 +1,8 @@
 """The built-in logits processors keep the contract and compute what their docstrings say."""
 
-from mmdeploy_llm.testing import LogitsExample, LogitsProcessorConformance, PluginConformance
 from mmdeploy_llm_plugins.logits import provide_logits_processors
+
+from mmdeploy_llm.testing import LogitsExample, LogitsProcessorConformance, PluginConformance
 
 LOGIT_BIAS, WINDOW = provide_logits_processors()
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.minicpm.image import TOKENS, MiniCPMImageProcessor
 from transformers.models.minicpmv4_6 import image_processing_pil_minicpmv4_6 as pil
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint
-from mmdeploy_llm_plugins.minicpm.image import TOKENS, MiniCPMImageProcessor
 
 PATCH = 14
 SMALL = {"scale_resolution": 112}

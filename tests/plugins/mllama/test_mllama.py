@@ -6,6 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import mllama
+from mmdeploy_llm_plugins.mllama.image import MllamaImages
+from mmdeploy_llm_plugins.mllama.prompts import MllamaPrompts
+from mmdeploy_llm_plugins.mllama.tiny import TOKEN
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     MllamaProcessor,
@@ -15,12 +19,8 @@ from transformers.models.mllama.processing_mllama import (
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, MediaError, RequestError
 from mmdeploy_llm.hooks import MediaInput
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm_plugins import mllama
-from mmdeploy_llm_plugins.mllama.image import MllamaImages
-from mmdeploy_llm_plugins.mllama.prompts import MllamaPrompts
-from mmdeploy_llm_plugins.mllama.tiny import TOKEN
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = mllama.provide_models()

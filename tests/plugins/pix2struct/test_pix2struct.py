@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import pix2struct
+from mmdeploy_llm_plugins.pix2struct.image import Pix2StructImages
+from mmdeploy_llm_plugins.pix2struct.model import distance_buckets
+from mmdeploy_llm_plugins.pix2struct.prompts import FONT, Pix2StructPrompts
 from PIL import ImageFont
 from transformers.models.pix2struct.image_processing_pil_pix2struct import (
     Pix2StructImageProcessorPil,
@@ -16,12 +20,8 @@ from transformers.models.pix2struct.modeling_pix2struct import Pix2StructTextAtt
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, RequestError
 from mmdeploy_llm.hooks import MediaInput
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm_plugins import pix2struct
-from mmdeploy_llm_plugins.pix2struct.image import Pix2StructImages
-from mmdeploy_llm_plugins.pix2struct.model import distance_buckets
-from mmdeploy_llm_plugins.pix2struct.prompts import FONT, Pix2StructPrompts
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = pix2struct.provide_models()

@@ -4,12 +4,12 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-
-from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.media.video.timeline import constant_timeline
 from mmdeploy_llm_plugins.qwen.frames import qwen_frames
 from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
 from mmdeploy_llm_processors.video.options import item_options
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media.video.timeline import constant_timeline
 
 QWEN = QwenVideoProcessor.default
 

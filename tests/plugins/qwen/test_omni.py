@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.qwen import omni_media, tiny_omni
+from mmdeploy_llm_plugins.qwen.omni import IS_SOUND
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.tiny import sound_inputs
-from mmdeploy_llm_plugins.qwen import omni_media, tiny_omni
-from mmdeploy_llm_plugins.qwen.omni import IS_SOUND
+from mmdeploy_llm.testing.tiny import sound_inputs
 from tests.media.sound_files import RATE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-
-from mmdeploy_llm.errors import CheckpointError, MediaError
-from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.media.video.timeline import constant_timeline
 from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
 from mmdeploy_llm_plugins.qwen.video3 import Qwen3VideoProcessor, fit_video
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.video.options import item_options
 from mmdeploy_llm_processors.video.select import first_to_last
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+from mmdeploy_llm.errors import CheckpointError, MediaError
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.media.video.timeline import constant_timeline
 
 LIMITS = MediaLimits()
 OPTIONS = Qwen3VideoProcessor.default

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from mmdeploy_llm_plugins import reasoning
 
 from mmdeploy_llm.hooks import ReasoningParser
-from mmdeploy_llm.plugin_checks.parsers import ParserSubject
-from mmdeploy_llm_plugins import reasoning
+from mmdeploy_llm.testing.plugins.parsers import ParserSubject
 
 SPECS = {spec.name: spec for spec in reasoning.provide_reasoning_parsers()}
 

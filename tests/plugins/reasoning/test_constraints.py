@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from mmdeploy_llm.delivery.delivery import Delivery
+from mmdeploy_llm.engine.delivery.delivery import Delivery
+from mmdeploy_llm.engine.runner.sampling import GrammarBackend, Sampler, SlotRequest
 from mmdeploy_llm.hooks import ReasoningParser, Segment
-from mmdeploy_llm.outputs import CompletionOutput
-from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.plan import TokenUpdate
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.sampling import GrammarBackend, Sampler, SlotRequest
+from mmdeploy_llm.values.outputs.request_output import CompletionOutput
+from mmdeploy_llm.values.params import GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.values.plan import TokenUpdate
 
 from .conftest import SPECS
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from mmdeploy_llm.delivery.delivery import Delivery
-from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.plan import TokenUpdate
-from mmdeploy_llm.plugin_checks.parsers import ParserSubject
-from mmdeploy_llm.request import Request
-from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
 from mmdeploy_llm_plugins import reasoning
 from mmdeploy_llm_plugins.reasoning.scanner import TagParser
+
+from mmdeploy_llm.engine.delivery.delivery import Delivery
+from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec
+from mmdeploy_llm.request import Request
+from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
+from mmdeploy_llm.testing.plugins.parsers import ParserSubject
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.plan import TokenUpdate
 
 SPECS = {spec.name: spec for spec in reasoning.provide_reasoning_parsers()}
 OPEN, CLOSED = "Q\nA: <think>\n", "Q\nA: <think>\n\n</think>\n\n"

@@ -3,16 +3,16 @@ texts and pictures."""
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins import t5gemma
+from mmdeploy_llm_plugins.gemma.tiny3 import START
+from mmdeploy_llm_plugins.t5gemma.prompts import T5GemmaPrompts
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError, RequestError
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import ModelConformance
-from mmdeploy_llm_plugins import t5gemma
-from mmdeploy_llm_plugins.gemma.tiny3 import START
-from mmdeploy_llm_plugins.t5gemma.prompts import T5GemmaPrompts
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = t5gemma.provide_models()

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from mmdeploy_llm_plugins import tools
 
-from mmdeploy_llm.delivery.delivery import Delivery
+from mmdeploy_llm.engine.delivery.delivery import Delivery
 from mmdeploy_llm.hooks import PluginManager, ToolCall, ToolParser
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.plan import TokenUpdate
-from mmdeploy_llm.plugin_checks.tools import ToolParserSubject
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.testing import ToolParserConformance, ToolParserExample
-from mmdeploy_llm_plugins import tools
+from mmdeploy_llm.testing.plugins.tools import ToolParserSubject
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.plan import TokenUpdate
 
 SPECS = {spec.name: spec for spec in tools.provide_tool_parsers()}
 JSON_NAMES = ("hermes", "ernie-x1", "qwen")

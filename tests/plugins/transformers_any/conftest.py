@@ -15,7 +15,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.tiny import randomize
+from mmdeploy_llm.testing.tiny import randomize
 
 VOCAB_SIZE = 512
 CORPUS = "The quick brown fox jumps over the lazy dog. User: what is it? Assistant: A circle.\n\n"

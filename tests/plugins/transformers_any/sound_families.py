@@ -3,7 +3,7 @@
 import numpy as np
 import transformers
 
-from mmdeploy_llm.tiny import Family, text_config
+from mmdeploy_llm.testing.tiny import Family, text_config
 
 RATE = 16000
 CHUNK = 2  # seconds

@@ -4,16 +4,16 @@ step, and their answers are those of transformers' own `generate`."""
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_any import again
+from mmdeploy_llm_plugins.transformers_any.mechanisms import RECOMPUTED, REPEATED
+from mmdeploy_llm_plugins.transformers_any.model import AnyModel
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.model_folder.text_sizes import read_text_sizes
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any import again
-from mmdeploy_llm_plugins.transformers_any.mechanisms import RECOMPUTED, REPEATED
-from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.weights.folder.text_sizes import read_text_sizes
 
 PROMPTS = [[45, 59, 33, 47, 71], [301, 52, 105, 77] * 3 + [48, 60], [44], list(range(40, 55))]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

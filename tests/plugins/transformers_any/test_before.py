@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_any.before import FOLDER, KosmosPrompts, QueryPrompts
 from tokenizers import processors
 
 from mmdeploy_llm.errors import CheckpointError, MediaError, RequestError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any.before import FOLDER, KosmosPrompts, QueryPrompts
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 MARKER = QueryPrompts.token
 COUNT = 3  # embeddings of the picture

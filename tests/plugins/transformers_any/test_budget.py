@@ -5,14 +5,14 @@ import json
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
+from mmdeploy_llm_processors.from_transformers.levels import levels_of
 from PIL import Image
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media.image.decode import ImageHeader
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
-from mmdeploy_llm_processors.from_transformers.levels import levels_of
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 SIZES = [(504, 378), (378, 504), (500, 10), (10, 500), (28, 28), (1, 60), (60, 1), (320, 180)]
 PHOTO = SIZES[0]

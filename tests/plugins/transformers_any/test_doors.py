@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_any import ANY, media, structure, trial
+from mmdeploy_llm_plugins.transformers_parts.cache import pages
 
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, RequestError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm_plugins.transformers_any import ANY, media, structure, trial
-from mmdeploy_llm_plugins.transformers_parts.cache import pages
 
 from .conftest import text_fields
 

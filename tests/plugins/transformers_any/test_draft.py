@@ -10,10 +10,10 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.engine.runner.drafter import Drafter
+from mmdeploy_llm.engine.schedule import speculation
+from mmdeploy_llm.engine.schedule.pace import Pace
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runner.drafter import Drafter
-from mmdeploy_llm.schedule import speculation
-from mmdeploy_llm.schedule.pace import Pace
 from tests.plugins.transformers_any.test_text import CONFIGS, write
 from tests.system.draft_layers import (
     DEEPSEEK,

@@ -5,12 +5,12 @@ other decoders of a kind of their own, in chunks, in a tight pool and in few bit
 import pytest
 import torch
 import transformers
-
-from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm_plugins.transformers_any import limits
 from mmdeploy_llm_plugins.transformers_any.trial import Memory
 from mmdeploy_llm_plugins.transformers_parts.cache import pages
+
+from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[45, 59, 33, 47, 71, 5, 9], [301, 52, 105, 77] * 5 + [48, 60, 61]]

@@ -6,12 +6,12 @@ import importlib
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_parts.experts import AnyExperts
+from mmdeploy_llm_plugins.transformers_parts.linear import AnyLinear, TiedLinear, use_engine_layers
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm_plugins.transformers_parts.experts import AnyExperts
-from mmdeploy_llm_plugins.transformers_parts.linear import AnyLinear, TiedLinear, use_engine_layers
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 LIMITS = {None: 0.15, "int8": 0.3}  # mean difference of log-probabilities

@@ -3,14 +3,14 @@
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from mmdeploy_llm_plugins.transformers_parts import mamba
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.testing.tiny import make_tokenizer
 from mmdeploy_llm.weights.load import build_model
-from mmdeploy_llm_plugins.transformers_any.model import AnyModel
-from mmdeploy_llm_plugins.transformers_parts import mamba
 
 CLASSES = (
     "BambaForCausalLM",

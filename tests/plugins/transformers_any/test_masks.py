@@ -4,6 +4,8 @@ of it (Molmo 2), equal transformers."""
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_any import ANY, masks, trial
+from mmdeploy_llm_plugins.transformers_media import processor
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.errors import UnsupportedMediaError
@@ -11,8 +13,6 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm_plugins.transformers_any import ANY, masks, trial
-from mmdeploy_llm_plugins.transformers_media import processor
 from tests.together import begin_together
 
 from .conftest import Family, Reference, text_fields, vision_fields, write
@@ -118,7 +118,7 @@ def test_text_without_the_mask_is_another(reference, make_llm, picture, monkeypa
     """The mask matters in this model, so the test above can fail."""
     found = prompts_of(picture)[1:]
     expected = [reference.generate(theirs, images) for _, theirs, images in found]
-    monkeypatch.setattr("mmdeploy_llm.runner.forward_pass.spans_of_prompts", lambda *_: ())
+    monkeypatch.setattr("mmdeploy_llm.engine.runner.forward_pass.spans_of_prompts", lambda *_: ())
     llm, _ = make_llm(reference.folder)
     assert answers(llm, found) != expected
 

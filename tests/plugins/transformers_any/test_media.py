@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.transformers_any import media
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm_plugins.transformers_any import media
 
 PIXELS = torch.arange(6.0).view(1, 3, 2)
 ITEM = MediaInput(

@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-
 from mmdeploy_llm_plugins.transformers_media import placeholders
+from torch import nn
 
 
 class Model(nn.Module):

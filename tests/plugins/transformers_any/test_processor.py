@@ -6,16 +6,16 @@ import re
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins.transformers_any import IMAGES
+from mmdeploy_llm_plugins.transformers_media import processing
+from mmdeploy_llm_plugins.transformers_media.numbering import place_of_number
+from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
 from transformers.utils import is_torchvision_available
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.testing.conformance import MediaProcessorConformance
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any import IMAGES
-from mmdeploy_llm_plugins.transformers_media import processing
-from mmdeploy_llm_plugins.transformers_media.numbering import place_of_number
-from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 IDEFICS = {
     "image_processor_type": "Idefics3ImageProcessor",

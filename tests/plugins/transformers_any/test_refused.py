@@ -7,18 +7,18 @@ import pytest
 import torch
 import transformers
 from jinja2 import Template
+from mmdeploy_llm_plugins.transformers_any import ATOMIC, provide_models
+from mmdeploy_llm_plugins.transformers_any.mechanisms import RECOMPUTED, REPEATED
+from mmdeploy_llm_plugins.transformers_any.mixing import NUM_TOKENS, check_mixing
+from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from mmdeploy_llm_plugins.transformers_any.trial import Whole
 from torch import nn
 from transformers.core_model_loading import Interleave, WeightConverter
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, ConfigError, ModelNotSupportedError
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any import ATOMIC, provide_models
-from mmdeploy_llm_plugins.transformers_any.mechanisms import RECOMPUTED, REPEATED
-from mmdeploy_llm_plugins.transformers_any.mixing import NUM_TOKENS, check_mixing
-from mmdeploy_llm_plugins.transformers_any.model import AnyModel
-from mmdeploy_llm_plugins.transformers_any.trial import Whole
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 FIELDS = {
     "vocab_size": 96,

@@ -1,7 +1,7 @@
 """A checkpoint that a native plugin serves returns the same tokens without that plugin."""
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"

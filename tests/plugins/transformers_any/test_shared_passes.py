@@ -3,12 +3,12 @@ it changes nothing: answers are those of a pass for each, and of transformers.""
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.transformers_any.by_sequence import BySequence
+from mmdeploy_llm_plugins.transformers_any.mechanisms import ALONE, SHARED
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any.by_sequence import BySequence
-from mmdeploy_llm_plugins.transformers_any.mechanisms import ALONE, SHARED
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 PROMPTS = [[45, 59, 33, 47, 71], [301, 52, 105, 77] * 5 + [48, 60, 61], list(range(40, 71)), [44]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_media.sound.extractors import GraniteSpeechFeatureExtractor
+from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
 from safetensors.torch import save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.tiny import write_family
-from mmdeploy_llm_plugins.transformers_media.sound.extractors import GraniteSpeechFeatureExtractor
-from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
+from mmdeploy_llm.testing.tiny import write_family
 from tests.media.sound_files import wav16
 from tests.plugins.transformers_any.sound_families import CHUNK, FAMILIES, RATE, sound
 

@@ -3,12 +3,12 @@ its attention or its head differs from the others."""
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins.transformers_any import ANY
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.testing import ModelConformance, ModelVariantConformance
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any import ANY
+from mmdeploy_llm.testing.tiny import make_tokenizer
 from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -4,14 +4,14 @@ torchvision."""
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.transformers_media.video.sampling import Sampling
 from PIL import Image
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.media import constant_timeline
-from mmdeploy_llm.media_checks.samples import pixels
-from mmdeploy_llm.tiny import write_tiny
-from mmdeploy_llm_plugins.transformers_media.video.sampling import Sampling
+from mmdeploy_llm.testing.media.samples import pixels
+from mmdeploy_llm.testing.tiny import write_tiny
 from tests.together import begin_together
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

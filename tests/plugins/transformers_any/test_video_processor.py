@@ -4,13 +4,13 @@ import json
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins.transformers_any import VIDEOS
+from mmdeploy_llm_plugins.transformers_media.video.processor import AnyVideoProcessor
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.conformance import MediaProcessorConformance
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm_plugins.transformers_any import VIDEOS
-from mmdeploy_llm_plugins.transformers_media.video.processor import AnyVideoProcessor
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 SQUARE = {"height": 28, "width": 28}
 

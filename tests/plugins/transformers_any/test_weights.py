@@ -7,16 +7,16 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-
-from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
-from mmdeploy_llm.weights import build_model
 from mmdeploy_llm_plugins.transformers_any.model import AnyModel
 from mmdeploy_llm_plugins.transformers_parts import buffers
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
 from mmdeploy_llm_plugins.transformers_parts.weights import WeightTable
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.weights import build_model
 
 MOE = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 

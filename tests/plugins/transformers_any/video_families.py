@@ -14,7 +14,7 @@ import transformers
 
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.video.opening import open_video
-from mmdeploy_llm.media_checks.samples import pixels, video_bytes
+from mmdeploy_llm.testing.media.samples import pixels, video_bytes
 
 SIDE = 28
 SQUARE = {"height": SIDE, "width": SIDE}

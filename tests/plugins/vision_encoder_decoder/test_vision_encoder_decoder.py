@@ -6,6 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
+from mmdeploy_llm_plugins import vision_encoder_decoder
+from mmdeploy_llm_plugins.vision_encoder_decoder.cells import num_cells
+from mmdeploy_llm_plugins.vision_encoder_decoder.image import EncoderImages
+from mmdeploy_llm_plugins.vision_encoder_decoder.model import decoder_config
+from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
+from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -15,15 +21,9 @@ from mmdeploy_llm.errors import (
     ModelNotSupportedError,
     RequestError,
 )
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm.tiny import write_family
-from mmdeploy_llm_plugins import vision_encoder_decoder
-from mmdeploy_llm_plugins.vision_encoder_decoder.cells import num_cells
-from mmdeploy_llm_plugins.vision_encoder_decoder.image import EncoderImages
-from mmdeploy_llm_plugins.vision_encoder_decoder.model import decoder_config
-from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
-from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR
+from mmdeploy_llm.testing.tiny import write_family
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.plugins.pictures import picture
 
 (SPEC,) = vision_encoder_decoder.provide_models()

@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import whisper
+from mmdeploy_llm_plugins.whisper.prompts import WhisperPrompts
+from mmdeploy_llm_plugins.whisper.rules import AnswerRules, WhisperRules
+from mmdeploy_llm_plugins.whisper.sound import WhisperSounds
+from mmdeploy_llm_plugins.whisper.speech import WhisperSpeech
+from mmdeploy_llm_plugins.whisper.tiny import END, LAST, NO_TIMES, START
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.cli import transcribe as transcribing
+from mmdeploy_llm.batch.speech.plan import open_rule
+from mmdeploy_llm.batch.speech.run import Transcript
+from mmdeploy_llm.cli.commands import transcribe as transcribing
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -26,16 +33,9 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import LogitsContext, MediaInput
-from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
-from mmdeploy_llm.transcripts.plan import open_rule
-from mmdeploy_llm.transcripts.run import Transcript
-from mmdeploy_llm_plugins import whisper
-from mmdeploy_llm_plugins.whisper.prompts import WhisperPrompts
-from mmdeploy_llm_plugins.whisper.rules import AnswerRules, WhisperRules
-from mmdeploy_llm_plugins.whisper.sound import WhisperSounds
-from mmdeploy_llm_plugins.whisper.speech import WhisperSpeech
-from mmdeploy_llm_plugins.whisper.tiny import END, LAST, NO_TIMES, START
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.media.sound_files import noise, wav16
 
 (SPEC,) = whisper.provide_models()

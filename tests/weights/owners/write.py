@@ -21,7 +21,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 HERE = Path(__file__).parent
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}

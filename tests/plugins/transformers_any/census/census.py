@@ -31,19 +31,9 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # no pool of threads before the fork
 
+import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once for all
 import torch
 import transformers
-from transformers import modeling_outputs
-from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once for all
-from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.caches import layer_caches
-from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
-from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
     blip,
     decoders,
@@ -73,6 +63,16 @@ from mmdeploy_llm_plugins import (
 from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks, mechanisms, structure
 from mmdeploy_llm_plugins.transformers_any.mechanisms import ONE_AFTER_THE_OTHER, TOGETHER
 from mmdeploy_llm_plugins.transformers_media import processor
+from transformers import modeling_outputs
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.caches import layer_caches
+from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.tiny import make_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import encoders

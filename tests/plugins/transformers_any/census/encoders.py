@@ -4,12 +4,12 @@ small checkpoint is taken; every prompt has one image."""
 import torch
 import transformers
 from images import pictures
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
-
-from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm_plugins.gemma.tiny3 import START
 from mmdeploy_llm_plugins.kosmos.tiny import NUM_TOKENS
 from mmdeploy_llm_plugins.mllama.tiny import TOKEN as TILES
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from mmdeploy_llm.testing.tiny import write_tiny
 
 REASON = "each prompt must have an image"
 FAMILIES = {

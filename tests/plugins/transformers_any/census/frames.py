@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from images import QUESTIONS, configs_in
 from shrink import SIDE
 
-from mmdeploy_llm import tiny
+from mmdeploy_llm.testing import tiny
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 
 NAME = "InstructBlipVideoForConditionalGeneration"

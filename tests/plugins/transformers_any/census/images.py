@@ -12,14 +12,14 @@ import sys
 import numpy as np
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_media import processing
 from PIL import Image
 from shrink import PINPOINTS, SIDE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from mmdeploy_llm import tiny
-from mmdeploy_llm_plugins.transformers_media import processing
+from mmdeploy_llm.testing import tiny
 
 SIZES = ((70, 50), (40, 90))  # of the images in the prompts
 NUM_OTHERS = 12  # special tokens for ids that no token of the processor fits

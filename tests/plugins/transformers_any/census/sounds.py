@@ -12,13 +12,13 @@ import images
 import numpy as np
 import shrink
 import transformers
+from mmdeploy_llm_plugins.transformers_media.sound.loading import load_sound_processor
+from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import families, family_of, write_family
-from mmdeploy_llm_plugins.transformers_media.sound.loading import load_sound_processor
-from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
+from mmdeploy_llm.testing.tiny import families, family_of, write_family
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 from tests.plugins.transformers_any import sound_families

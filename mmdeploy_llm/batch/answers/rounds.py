@@ -1,0 +1,73 @@
+"""Rounds: asks of an iterable, some of which are asked again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from mmdeploy_llm.errors import EngineError
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.engine.desk.outcome import Answer
+    from mmdeploy_llm.engine.desk.ticket import Ask
+
+
+class Answerer(Protocol):
+    """The method of LLM that a batch needs."""
+
+    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
+        """Yields answers as they finish, see LLM.answer_each."""
+
+
+@runtime_checkable
+class Restartable(Answerer, Protocol):
+    """An Answerer whose engine can die and be started again, such as LLM."""
+
+    @property
+    def death(self) -> EngineError | None:
+        """Why nothing is computed any more; None while something is."""
+
+    @property
+    def num_dead(self) -> int:
+        """Engines that have died while others go on."""
+
+    def revive(self) -> None:
+        """Starts engines in their place. Raises what loading raises."""
+
+    def restart(self) -> None:
+        """Starts an engine in place of the one that died. Raises what loading raises."""
+
+
+class Rounds:
+    """Yields the asks of an iterable and, before the next of them, those to ask again. One call of
+    an Answerer may end before the last answers say what to ask again; another one then begins.
+
+    Written by the thread that reads the answers, and by the one that takes the asks.
+    """
+
+    def __init__(self, asks: Iterable[Ask]) -> None:
+        self._source = iter(asks)
+        self._again: deque[Ask] = deque()
+        self._is_exhausted = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to ask."""
+        return self._is_exhausted and not self._again
+
+    def asks(self) -> Iterator[Ask]:
+        """Yields what is left to ask, for one call."""
+        while (ask := self._next()) is not None:
+            yield ask
+
+    def again(self, ask: Ask) -> None:
+        """Has it asked before the next of the iterable."""
+        self._again.append(ask)
+
+    def _next(self) -> Ask | None:
+        if self._again:
+            return self._again.popleft()
+        found = next(self._source, None)
+        self._is_exhausted = found is None
+        return found

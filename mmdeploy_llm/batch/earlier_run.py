@@ -1,0 +1,94 @@
+"""Finds the files of an earlier run again: by ids that are counted from the root of that run, and
+the records whose files are gone."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from mmdeploy_llm.data.files.identity import real_place
+from mmdeploy_llm.data.files.removed import Gone
+from mmdeploy_llm.data.outputs.base import Sink
+from mmdeploy_llm.data.outputs.scan import DROPPED
+from mmdeploy_llm.data.records.identity import digest_of, file_state
+from mmdeploy_llm.data.records.record import Record
+
+if TYPE_CHECKING:
+    from .file_source import FileSource
+
+MAX_COMPARED = 1000  # records that tell a folder that was moved from another one
+
+
+def known_again(source: FileSource, sink: Sink, *, is_pruned: bool) -> Leftovers:
+    """Gives the files of a resumed run their ids of before; returns the records without a file."""
+    settle_ids(source, sink)
+    return Leftovers(source, is_pruned=is_pruned)
+
+
+def settle_ids(source: FileSource, sink: Sink) -> None:
+    """Gives the files of a resumed run the ids that they have in its output.
+
+    The output's own root counts. Where it does not exist any more and the files are the same, with
+    size and time, the folder was moved, and the new root counts. An output of an earlier version
+    has no root: its ids are paths.
+    """
+    root = sink.configurations.root
+    if root is None:
+        paths = _old_paths(sink)
+        if paths:
+            source.use_root(None, paths)
+    elif root != source.root and (os.path.isdir(root) or not _is_moved(source, sink)):
+        source.use_root(root)
+
+
+def _old_paths(sink: Sink) -> dict[str, str]:
+    """Returns the ids of an output of an earlier version by the real paths of their files; {} for
+    an output whose ids are no paths."""
+    found: dict[str, str] = {}
+    for entry in sink.entries():
+        path = entry.record.path
+        if path is None:
+            continue
+        if entry.record.id != path:
+            return {}
+        found[real_place(path)] = path
+    return found
+
+
+def _is_moved(source: FileSource, sink: Sink) -> bool:
+    """Whether any record is of a file that is the same beneath the new root."""
+    records = (entry.record for entry in sink.entries())
+    ours = (record for record in records if source.file_of(record) is not None)
+    return any(
+        record.item_digest == digest_of(file_state(source.file_of(record) or ""))
+        for record in islice(ours, MAX_COMPARED)
+    )
+
+
+class Leftovers:
+    """The records of an output whose files, or pages of these, are gone.
+
+    is_pruned: whether they are removed. ids: those that were met.
+    """
+
+    def __init__(self, source: FileSource, *, is_pruned: bool) -> None:
+        """Raises ConfigError when records are to be removed and nothing is certain."""
+        self._source, self.is_pruned = source, is_pruned
+        self._gone = Gone(source.root)
+        if is_pruned:
+            self._gone.check_root()
+        self.ids: set[str] = set()
+
+    def place_of(self, record: Record) -> int | None:
+        """Returns what the source's place_of does; DROPPED for a record that is removed: always
+        for one that other items replace."""
+        own, fate = str(record.id), self._source.fate_of(record)
+        if fate == "replaced":
+            return DROPPED
+        is_ours = record.path is None or self._source.file_of(record) is not None
+        is_there = is_ours or not self._gone.is_gone(self._source.file_id(own))
+        if is_there and fate == "kept":
+            return self._source.place_of(record)
+        self.ids.add(own)
+        return DROPPED if self.is_pruned else None

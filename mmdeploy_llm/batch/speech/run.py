@@ -1,0 +1,266 @@
+"""Transcribes files: decodes each, asks about all windows at once, and joins the answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules
+from mmdeploy_llm.media import SoundDecoder, read_beneath
+from mmdeploy_llm.values.outputs.request_output import RequestOutput
+from mmdeploy_llm.values.params import SamplingParams
+
+from .again import TEMPERATURES, is_poor
+from .joining import Line, joined
+from .windows import Window, windows_of
+
+TASKS = ("transcribe", "translate")
+OVERLAP = 5.0  # seconds that windows share, where nothing else is said
+SEED = 0  # of answers that are asked for again, so that a run can be repeated
+SHORTEST = 0.1  # seconds of a last window that is heard
+MOST_AGAIN = 64  # windows that wait to be asked for again, of files that are not written until then
+MOST_NAMED = 5  # moments in a line about a file
+SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The question about each file.
+
+    language: by code or English name; None: recognized in each window. before: words said before,
+        or names to be spelled so. overlap: seconds that windows share; None: OVERLAP, or less of a
+        model that hears less than four times that at once.
+    """
+
+    language: str | None = None
+    task: str = TASKS[0]
+    before: str = ""
+    overlap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ConfigError(f"task must be {' or '.join(TASKS)}, got {self.task!r:.40}")
+        if self.overlap is not None and not self.overlap >= 0:
+            raise ConfigError(f"overlap must be seconds, 0 or more, got {self.overlap!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A file that was transcribed, or why it was not.
+
+    seconds: its length. languages: those that were recognized, in order. num_silent: windows of
+    digital silence. num_again: windows that were asked for again, see again.py. doubtful: the
+    seconds at which windows begin whose last answer was poor, too. notes: see OpenSound.
+    """
+
+    path: Path
+    lines: tuple[Line, ...] = ()
+    seconds: float = 0.0
+    languages: tuple[str, ...] = ()
+    num_silent: int = 0
+    num_again: int = 0
+    doubtful: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def told(self) -> str:
+        """A line about the file: its length, its lines, and what was asked for again."""
+        parts = [f"{self.seconds:.0f} s", _counted(len(self.lines), "line"), *self.languages]
+        if self.num_silent:
+            parts.append(f"{_counted(self.num_silent, 'window')} of digital silence")
+        if self.num_again:
+            parts.append(f"{_counted(self.num_again, 'window')} asked for again")
+        if self.doubtful:
+            where = [f"{seconds:.0f} s" for seconds in self.doubtful[:MOST_NAMED]]
+            left = len(self.doubtful) - len(where)
+            where += [f"{left} more"] if left else []
+            parts.append(f"doubtful, repeated or cut off, from {', '.join(where)}")
+        return f"{self.path}: {'; '.join((', '.join(parts), *self.notes))}"
+
+
+class Engine(Protocol):
+    """The part of LLM that is used."""
+
+    def generate_iter(self, prompts: Iterable[Any], params: Any) -> Iterator[RequestOutput]:
+        """See LLM."""
+
+    def get_tokenizer(self) -> Any:
+        """See LLM."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _File:
+    """A file in work. windows: of its samples; heard: what each said, by index. again, doubtful:
+    indices of windows, see Transcript."""
+
+    path: Path
+    windows: list[Window]
+    rate: int
+    num_left: int = 0
+    num_silent: int = 0
+    notes: tuple[str, ...] = ()
+    heard: dict[int, Heard] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    doubtful: list[int] = field(default_factory=list)
+    error: str | None = None
+
+
+class Transcriber:
+    """Transcribes files with one model.
+
+    Raises ConfigError for windows that overlap by half of what the model hears at once.
+    """
+
+    def __init__(
+        self, llm: Engine, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
+    ) -> None:
+        self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
+        self._prompt = rule.prompt(wish.language, wish.task, wish.before)
+        overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
+        if 2 * overlap >= rule.seconds:
+            raise ConfigError(
+                f"windows cannot overlap by {overlap:g} seconds: this model hears {rule.seconds:g} "
+                "at once, and less than half of it is allowed"
+            )
+        self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, overlap))
+        self._asked: dict[int, tuple[_File, int, Any]] = {}  # by id of the prompt, which is held
+        self._again = list[tuple[_File, int, Any]]()  # those of the next temperature
+        self._ready = deque[_File]()
+
+    def run(self, paths: Iterable[Path]) -> Iterator[Transcript]:
+        """Yields a transcript of each file as it is finished. Only the files in work are held;
+        those with a poor answer are in work until MOST_AGAIN are poor, or all others finished."""
+        decoder, left = SoundDecoder(), iter(paths)
+        try:
+            for path in left:
+                yield from self._answers(self._prompts(chain((path,), left), decoder))
+        finally:
+            decoder.close()
+
+    def _answers(self, prompts: Iterator[Any]) -> Iterator[Transcript]:
+        """Asks, and asks again where answers are poor."""
+        for temperature in TEMPERATURES:
+            params = SamplingParams(temperature=temperature, seed=SEED)
+            for output in self._llm.generate_iter(prompts, params):
+                self._take(output, is_last=temperature == TEMPERATURES[-1])
+                yield from self._finished()
+            yield from self._finished()
+            if not self._again:
+                return
+            prompts = self._prompts_again()
+
+    def _prompts_again(self) -> Iterator[Any]:
+        """Yields the prompts whose answers were poor."""
+        again, self._again = self._again, []
+        for file, index, prompt in again:
+            file.again.add(index)
+            self._asked[id(prompt)] = file, index, prompt
+            yield prompt
+
+    def _prompts(self, paths: Iterable[Path], decoder: SoundDecoder) -> Iterator[Any]:
+        """Yields a prompt for each window in which there is anything to hear, of files until many
+        answers are poor."""
+        for path in paths:
+            file = _File(path=path, windows=[], rate=self._rule.rate)
+            try:
+                opened = decoder.open(
+                    read_beneath(path, self._limits, name="the file"), self._limits
+                )
+                samples = opened.samples(self._rule.rate, {})
+            except MMDeployLLMError as error:
+                file.error = str(error)
+                self._ready.append(file)
+                continue
+            file.notes = opened.notes
+            file.windows = list(windows_of(len(samples), self._size, self._overlap))
+            parts = [samples[window.first : window.end] for window in file.windows]
+            long = [
+                (index, own)
+                for index, own in enumerate(parts)
+                if not index or len(own) >= SHORTEST * self._rule.rate  # else a last rest
+            ]
+            asked = [(index, own) for index, own in long if _is_heard(own)]
+            file.num_left, file.num_silent = len(asked), len(long) - len(asked)
+            if not asked:
+                self._ready.append(file)
+            for index, own in asked:
+                # A copy: one that is asked for again would hold the samples of its whole file.
+                sound = {"array": own.copy(), "sampling_rate": self._rule.rate}
+                prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
+                self._asked[id(prompt)] = file, index, prompt
+                yield prompt
+            if len(self._again) >= MOST_AGAIN:
+                return
+
+    def _take(self, output: RequestOutput, *, is_last: bool) -> None:
+        """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
+        taken."""
+        file, index, prompt = self._asked.pop(id(output.item))
+        own = output.outputs
+        if output.is_ok and own is not None:
+            if is_poor(self._text(own.token_ids), own.finish_reason):
+                if not is_last:
+                    self._again.append((file, index, prompt))
+                    return
+                file.doubtful.append(index)
+            file.heard[index] = self._rule.read(own.token_ids)
+        else:
+            first = file.windows[index].first / file.rate
+            file.error = file.error or f"from second {first:g} on: {output.error_msg}"
+        file.num_left -= 1
+        if not file.num_left:
+            self._ready.append(file)
+
+    def _finished(self) -> Iterator[Transcript]:
+        while self._ready:
+            file = self._ready.popleft()
+            seconds = file.windows[-1].end / file.rate if file.windows else 0.0
+            if file.error is not None:
+                yield Transcript(path=file.path, seconds=seconds, error=file.error)
+                continue
+            languages = [file.heard[index].language for index in sorted(file.heard)]
+            windows = [self._lines(file, index) for index in range(len(file.windows))]
+            yield Transcript(
+                path=file.path,
+                lines=tuple(joined(windows)),
+                seconds=seconds,
+                languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
+                num_silent=file.num_silent,
+                num_again=len(file.again),
+                doubtful=tuple(file.windows[at].first / file.rate for at in sorted(file.doubtful)),
+                notes=file.notes,
+            )
+
+    def _lines(self, file: _File, index: int) -> tuple[float, float, list[Line]]:
+        """Returns begin and end of a window in the file, and what was said in it."""
+        window, rate = file.windows[index], file.rate
+        start, end = window.first / rate, window.end / rate
+        found = list[Line]()
+        for spoken in file.heard[index].spoken if index in file.heard else ():
+            text = self._text(spoken.ids)
+            begin = min(start + spoken.start, end)
+            last = end if spoken.end is None else min(start + spoken.end, end)
+            if text:
+                found.append(Line(start=begin, end=max(begin, last), text=text))
+        return start, end, found
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self._llm.get_tokenizer().decode(list(ids), skip_special_tokens=True)
+        return text.strip()
+
+
+def _is_heard(samples: np.ndarray) -> bool:
+    """Whether a window is asked about: it is not digital silence."""
+    return bool(len(samples)) and float(np.abs(samples).max()) > SILENCE
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,1 @@
+"""Writes checkpoints: merged, converted, in few bits."""

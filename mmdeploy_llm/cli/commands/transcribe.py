@@ -1,0 +1,75 @@
+"""The command transcribe: subtitles and texts of files of speech."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmdeploy_llm.cli.engines import open_llm
+from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
+from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.missing import check_media
+from mmdeploy_llm.cli.options.transcribing import TranscribeOptions
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.speech.plan import Plan
+    from mmdeploy_llm.batch.speech.run import Transcriber
+
+
+@with_groups
+def transcribe(
+    ctx: typer.Context,
+    sounds: Annotated[
+        list[str], typer.Argument(metavar="SOUNDS", help="Files of sound, their folders, globs.")
+    ],
+    *,
+    desk: TranscribeOptions,
+) -> None:
+    """Transcribe files of speech; write subtitles and texts."""
+    check_media(sounds)
+    options = desk.llm_options(ctx)
+    from mmdeploy_llm.batch.speech.plan import open_rule, plan
+    from mmdeploy_llm.batch.speech.run import Transcriber, Wish
+    from mmdeploy_llm.batch.speech.writing import read_formats
+    from mmdeploy_llm.values.options.config import EngineConfig
+
+    out, wish = desk.output, Wish(**desk.speech.wish)
+    planned = plan(
+        sounds,
+        read_formats(out.transcripts),
+        out.output,
+        is_recursive=out.recursive,
+        overwrite=out.overwrite,
+    )
+    for words in planned.told:
+        typer.echo(words)
+    if not planned.tasks:
+        return
+    rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
+    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
+    with open_llm(desk.model.model, options) as llm:
+        num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
+    if num_failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _run(transcriber: Transcriber, planned: Plan) -> int:
+    """Says which transcripts are written, as they are, and after Ctrl-C how to go on. Returns how
+    many failed."""
+    num_failed, num_written, num_files = 0, 0, len(planned.tasks)
+    try:
+        for found in planned.run(transcriber):
+            if found.error is None:
+                typer.echo(found.told)
+                num_written += 1
+            else:
+                print_error(f"{found.path}: {found.error}")
+                num_failed += 1
+    except KeyboardInterrupt:
+        told = f"stopped with {num_files - num_written} of {num_files} files left"
+        typer.echo(f"{told}; the same command (without --overwrite) does them", err=True)
+        raise
+    if num_files > 1:
+        typer.echo(f"{num_written} files transcribed, {num_failed} failed")
+    return num_failed

@@ -1,0 +1,68 @@
+"""Opens models for commands. The engine is imported only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mmdeploy_llm.cli.options.missing import check_model
+from mmdeploy_llm.media.budgets.photo import telling_the_cost
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.answers.rounds import Answerer
+    from mmdeploy_llm.batch.report.previews import FilePreviews
+    from mmdeploy_llm.client.aio.async_llm import AsyncLLM
+    from mmdeploy_llm.client.llm import LLM
+    from mmdeploy_llm.media.loading.loader import MediaLoader
+
+
+@contextmanager
+def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
+    """Opens the model and closes it at the end of the block."""
+    check_model(model, options)  # before the client of the engine is imported
+    from mmdeploy_llm.client.llm import LLM
+
+    with LLM(model=model, **{"quiet": True, **options}) as llm:
+        yield llm
+
+
+def open_answerer(
+    model: str, options: Mapping[str, Any], cluster: str | None
+) -> AbstractContextManager[Answerer]:
+    """Opens the model in this process, or on the Ray cluster with this address."""
+    if cluster is None:
+        return telling_the_cost(open_llm(model, options), options)
+    from mmdeploy_llm.client.ray import ClusterLLM
+
+    return ClusterLLM(model, address=cluster, **options)
+
+
+def open_async_llm(model: str, options: Mapping[str, Any]) -> AsyncLLM:
+    """Opens the model for single requests."""
+    from mmdeploy_llm.client.aio.async_llm import AsyncLLM
+
+    return AsyncLLM(model, **{"quiet": True, **options})
+
+
+def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
+    """Returns the model's media loader, without loading weights."""
+    from mmdeploy_llm.engine.startup import media
+    from mmdeploy_llm.values.options.config import EngineConfig
+
+    return media.open_media(EngineConfig.from_options(model, options))
+
+
+def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
+    """Returns a loader that reads media within the limits and needs no files of the model."""
+    from mmdeploy_llm.media.loading import reader
+    from mmdeploy_llm.values.options.config import EngineConfig
+
+    return reader.open_reader(EngineConfig.from_options(model, options))
+
+
+def previews_of(model: str, options: Mapping[str, Any]) -> FilePreviews:
+    """Returns what makes the pictures of a report."""
+    from mmdeploy_llm.batch.report.previews import FilePreviews
+
+    return FilePreviews(lambda: open_reader(model, options), lambda: open_media(model, options))

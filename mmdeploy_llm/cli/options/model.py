@@ -1,0 +1,122 @@
+"""Options of the model, and of how it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.options.model_names import check_offline, find_model
+
+from .groups import Group
+from .providers import ProviderOptions
+
+
+def known_model(name: str | None) -> str | None:
+    """Returns the name of a model. Raises ModelError for one that is plainly wrong: the id of a hub
+    is looked up when the model is loaded, unless that may not be."""
+    if name is not None and find_model(name) is None:
+        check_offline(name)
+    return name
+
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        callback=known_model,
+        help="A folder, Hugging Face id, GGUF file or name. Names are those of bundled "
+        "models. The file with the "
+        "vision tower of a GGUF file, mmproj-*.gguf, is found in the same folder.",
+    ),
+]
+DType = Annotated[
+    str,
+    typer.Option(
+        metavar="TYPE",
+        hidden=True,
+        help="Number format of weights: auto, bfloat16, float16 or float32.",
+    ),
+]
+Engine = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Another engine option, such as max_model_len=4096. May be repeated.",
+    ),
+]
+ImageTokens = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Most tokens of a picture: a number, auto (what the model's authors use) or full.",
+    ),
+]
+VideoTokens = Annotated[
+    str,
+    typer.Option(metavar="N", hidden=True, help="Most tokens of a video, as --image-tokens."),
+]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FOLDER",
+        hidden=True,
+        help="A LoRA adapter: a PEFT folder or an id on the hub. Of several, prompts name theirs, "
+        "and --adapter NAME says which one the others have. May be repeated.",
+    ),
+]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", hidden=True, help="CPU threads for compute.  [default: one per core]"
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(Group):
+    """The model, and how it is computed."""
+
+    title: ClassVar[str] = "Model"
+
+    model: Model = "shapes-vl"
+    dtype: DType = "auto"
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", hidden=True, help="Where to compute: auto, cpu, cuda or cuda:N."
+        ),
+    ] = "auto"
+    image_tokens: ImageTokens = "auto"
+    video_tokens: VideoTokens = "auto"
+    adapter: Adapter = None
+    engine: Engine = None
+    providers: ProviderOptions
+
+    def to_engine(self) -> dict[str, Any]:
+        """Returns the number format, the device, the budgets of pictures and videos, and the
+        choice of plugins."""
+        return {
+            **self.providers.to_engine(),
+            "dtype": self.dtype,
+            "device": self.device,
+            "image_tokens": self.image_tokens,
+            "video_tokens": self.video_tokens,
+            **adapter_options(self.adapter or []),
+        }
+
+
+def adapter_options(given: list[str]) -> dict[str, Any]:
+    """Returns the options of adapters, where texts of --adapter are given."""
+    adapters = [text for text in given if "=" in text]
+    names = [text for text in given if "=" not in text]
+    if len(names) > 1:
+        raise ConfigError(f"--adapter {' and '.join(names)}: one of them is that of every prompt")
+    if not names and len(adapters) == 1:
+        names = [adapters[0].partition("=")[0]]
+    options = {"adapters": adapters, "default_adapter": "".join(names)}
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,1 @@
+"""Rows in, records out: files, corpora, records, and the outputs that hold them."""

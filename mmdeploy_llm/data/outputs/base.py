@@ -1,0 +1,90 @@
+"""Sink: an output of a batch, whatever its format; RecordSink: what a run writes its records to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol, Self, runtime_checkable
+
+from mmdeploy_llm.data.records.configuration import ConfigurationFile
+from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.outcome import ALL_FAILED, Retried
+from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.rows import BadItem
+
+from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex
+
+
+class RecordSink(Protocol):
+    """An output that a run writes to and has locked.
+
+    index: positions of the records. num_again: records of items that had one before.
+    """
+
+    index: RecordIndex
+    num_again: int
+
+    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
+        """Adds a record; returns whether it is the first of its item. place: rank of the item in
+        the input order, if it has one. item: for formats that store more than the record."""
+
+    def check(self) -> None:
+        """Raises OutputLostError when somebody else moved, removed or changed the output."""
+
+    def finish(self, place_of: PlaceOf) -> None:
+        """Completes the output: of each item it has the newest record only. Called once. Raises
+        OutputLostError when the output is not what was written to it."""
+
+    def close(self) -> None:
+        """Releases the lock."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Readable(Protocol):
+    """An output that is read. name: as the user gave it. configurations: those of its records.
+    state_file: says how far its run has come, see records/state.py."""
+
+    name: str
+    configurations: ConfigurationFile
+    state_file: Path
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields all records in the order in which they were written."""
+
+    def records_at(self, positions: list[int]) -> Iterator[Record]:
+        """Yields the records at these positions, in the order of the positions."""
+
+    def modified(self) -> int | None:
+        """Returns when it was written last (ns), None when that is not known."""
+
+
+@runtime_checkable
+class Sink(Readable, Protocol):
+    """An output of a batch."""
+
+    @property
+    def places(self) -> tuple[str | Path, ...]:
+        """The files and folders that a run writes, or the URL."""
+
+    def check(self, mode: Mode) -> None:
+        """Raises ConfigError when the output cannot be written in this mode; changes nothing."""
+
+    def exists(self) -> bool:
+        """Returns whether it has records, or a place for them."""
+
+    def is_growing(self) -> bool:
+        """Returns whether records of it are not in a complete part yet."""
+
+    def scan(
+        self,
+        place_of: PlaceOf,
+        *,
+        retried: Retried = ALL_FAILED,
+    ) -> Kept:
+        """Reads the output without changing it, see scan.scan_entries."""
+
+    def writer(self, mode: Mode, kept: Kept) -> RecordSink:
+        """Locks the output and removes what must not stay in it."""

@@ -1,0 +1,175 @@
+"""FORMATS: the formats that `mmdeploy-llm export` writes. A new one is one more row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from mmdeploy_llm.data.outputs.opening.choose import stored_format, tell_who_writes
+from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
+
+from .boxes import write_coco, write_yolo
+from .export import Export, ExportOptions, ExportSummary
+from .one_file import write_csv
+from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
+from .through_sinks import write_output
+
+OF_SOME = ("part_items", "sidecar", "repeats", "media_root")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFormat:
+    """A format of exports.
+
+    endings: of the names of outputs that have it; the longest that fits a name decides. Without
+    any, the format is named.
+    about: one line of help.
+    write: writes the items of an export to its output.
+    uses: the fields of ExportOptions, and on_existing, that have an effect on it; the others are
+        errors.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    about: str
+    write: Callable[[Export], None]
+    uses: tuple[str, ...] = ()
+
+    def check(self, options: ExportOptions) -> None:
+        """Raises ConfigError for an option that has no effect on this format."""
+        plain = ExportOptions()
+        given = {name: getattr(options, name) != getattr(plain, name) for name in OF_SOME}
+        given["on_existing"] = options.sidecar.on_existing != plain.sidecar.on_existing
+        for name, is_given in given.items():
+            if is_given and name not in self.uses:
+                what = "the text beside a picture" if name == "sidecar" else name
+                raise ConfigError(f"{what} has no effect on the format {self.name}")
+
+
+FORMATS: tuple[ExportFormat, ...] = (
+    ExportFormat(
+        name="jsonl",
+        endings=(".jsonl", ".ndjson"),
+        about="records, one line of JSON each",
+        write=partial(write_output, form="jsonl"),
+    ),
+    ExportFormat(
+        name="csv",
+        endings=(".csv",),
+        about="a table: a row for each record",
+        write=write_csv,
+    ),
+    ExportFormat(
+        name="openai",
+        endings=(),
+        about="a line for each record as OpenAI's Batch API writes it",
+        write=partial(write_output, form="openai"),
+    ),
+    ExportFormat(
+        name="parquet",
+        endings=(".parquet", ".pq"),
+        about="a folder of Parquet files, a row for each record",
+        write=partial(write_output, form="parquet"),
+        uses=("part_items",),
+    ),
+    ExportFormat(
+        name="webdataset",
+        endings=(".tar",),
+        about="a folder of WebDataset tars, each answer beside its picture",
+        write=partial(write_output, form="webdataset"),
+        uses=("part_items", "media_root"),
+    ),
+    ExportFormat(
+        name="imagefolder",
+        endings=(f"/{METADATA}",),
+        about="pictures with a metadata.jsonl, or that alone beside pictures",
+        write=write_imagefolder,
+        uses=("media_root",),
+    ),
+    ExportFormat(
+        name="kohya",
+        endings=(),
+        about="a folder REPEATS_TRIGGER of pictures and captions, for LoRA trainers",
+        write=write_kohya,
+        uses=("media_root", "sidecar", "repeats"),
+    ),
+    ExportFormat(
+        name="sidecar",
+        endings=(),
+        about="a text beside each picture beneath the folder that --output names",
+        write=write_sidecars,
+        uses=("media_root", "sidecar", "on_existing"),
+    ),
+    ExportFormat(
+        name="coco",
+        endings=(".coco.json",),
+        about="boxes as COCO has them: one JSON file",
+        write=write_coco,
+    ),
+    ExportFormat(
+        name="yolo",
+        endings=(),
+        about="boxes as YOLO has them: a folder of labels and a classes.txt",
+        write=write_yolo,
+    ),
+)
+
+
+def export_records(
+    inputs: Sequence[str],
+    output: str | os.PathLike[str],
+    form: str | None = None,
+    options: ExportOptions | None = None,
+) -> ExportSummary:
+    """Writes the records of one or several outputs in another format, streamed.
+
+    form: the name of a format; None decides by the ending of `output`. Raises ConfigError for what
+    is no output of a batch, an unknown format, and an output that exists.
+    """
+    name = os.fspath(output)
+    options = options or ExportOptions()
+    chosen = format_of(name, form, options.kinds)
+    chosen.check(options)
+    export = Export(inputs, name, options)
+    chosen.write(export)
+    return export.summary(chosen.name)
+
+
+def format_of(
+    output: str, form: str | None = None, kinds: KindTable = BUILT_IN_KINDS
+) -> ExportFormat:
+    """Returns the format with this name, or that of the name of an output; kinds: has those of
+    plugins. Raises ConfigError."""
+    named = {known.name: known for known in FORMATS}
+    store = None if form in named else stored_format(output, form, kinds)
+    if store is not None:
+        tell_who_writes(output, form, store)
+        own = store.spec.name
+        return ExportFormat(
+            name=own,
+            endings=store.spec.suffixes,
+            about="records, as a plugin writes them",
+            write=partial(write_output, form=own),
+        )
+    if form is not None:
+        if form not in named:
+            raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
+        return named[form]
+    own = f"/{output.rstrip('/').lower()}"
+    found = [
+        (len(ending), known.name)
+        for known in FORMATS
+        for ending in known.endings
+        if own.endswith(ending)
+    ]
+    if not found:
+        endings = " ".join((*(end for known in FORMATS for end in known.endings), *kinds.outputs))
+        raise ConfigError(
+            f"the name {output!r} says no format: end it in one of {endings}, or give --format "
+            f"{' | '.join(named)}"
+        )
+    return named[max(found)[1]]

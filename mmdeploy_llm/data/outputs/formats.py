@@ -1,0 +1,113 @@
+"""PartFormat and PartReader: what the formats of parts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from mmdeploy_llm.data.records.files import Folder
+from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.media import Blob
+from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.errors import ConfigError
+
+from .scan import Entry
+
+Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """A record that is added to the part that grows.
+
+    item: the item, whose media a format may store. is_again: whether it had a record before.
+    """
+
+    record: Record
+    item: Item | BadItem | None = None
+    is_again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a part is full: after so many items, or bytes in the file that grows."""
+
+    items: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletePart:
+    """A complete part. open_name: that it had while it grew. open: opens it."""
+
+    number: int
+    open_name: str
+    open: Callable[[], IO[bytes]]
+
+
+class PartReader(Protocol):
+    """One part that is open for reading; positions are those in this part."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields its records. Of a part that grows, the last one may be torn and is left out;
+        ConfigError for anything else that is no record."""
+
+    def at(self, position: int) -> Record:
+        """Returns the record that begins at a position."""
+
+    def media(self, position: int) -> AbstractContextManager[Blob | None]:
+        """Opens the media of the record at a position; None when the part holds none."""
+
+    def configurations(self) -> str | None:
+        """Returns the configurations that are embedded in the part, None without any."""
+
+    def close(self) -> None:
+        """Closes the file."""
+
+
+class PartFormat(Protocol):
+    """A format of parts. name: as in --format. suffix: of a complete part. open_suffix: of the one
+    that grows. limits: when it is full."""
+
+    name: str
+    suffix: str
+    open_suffix: str
+    limits: Limits
+
+    def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
+        """Opens a part; closing it closes the file. is_open: whether it is the one that
+        grows."""
+
+    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+        """Prepares the file that grows for additions: cuts off what is torn. Returns the position
+        of the next record. Raises ConfigError when more than that is damaged."""
+
+    def append(self, file: GrowingFile, addition: Addition) -> int:
+        """Adds a record to the file; returns how far the position has advanced."""
+
+    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+        """Makes a complete part of the file that grows; returns its name in the folder."""
+
+    def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
+        """Copies a part without some of its records; returns whether any record is left."""
+
+    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
+        """Returns the numbers of those parts that must be copied to be like the others, where a
+        part has a schema."""
+
+
+def first_positions(drops: Drops) -> frozenset[int]:
+    """Returns the dropped positions where each record takes one."""
+    return frozenset(position for begin, end in drops for position in range(begin, end))
+
+
+def damaged(name: str, error: object) -> ConfigError:
+    """Returns the error of a part that cannot be read."""
+    return ConfigError(
+        f"{name!r} is not a part of a batch's output: {error}; move it away and --resume does its "
+        "items again, or name another --output"
+    )

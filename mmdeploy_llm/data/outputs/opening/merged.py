@@ -1,0 +1,302 @@
+"""Several outputs read together: the shards of a run, in any mixture of formats."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from mmdeploy_llm.data.outputs.base import Readable
+from mmdeploy_llm.data.outputs.formats import PartReader
+from mmdeploy_llm.data.outputs.opening.choose import (
+    ALL_SUFFIXES,
+    SUFFIXES,
+    is_remote,
+    open_sink,
+    parts_format,
+    stored_format,
+)
+from mmdeploy_llm.data.outputs.parts import FORMATS, PART_NAME
+from mmdeploy_llm.data.outputs.scan import Entry, RecordIndex
+from mmdeploy_llm.data.records.configuration import ConfigurationFile
+from mmdeploy_llm.data.records.files import open_regular
+from mmdeploy_llm.data.records.ids import IdSet
+from mmdeploy_llm.data.records.media import Blob
+from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.records.shelves import RemoteShelf
+from mmdeploy_llm.data.records.state import RunState
+from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
+
+RECORDS_AT_ONCE = 5_000  # as many as a row group of Parquet has
+
+
+OpenStored = Callable[[], AbstractContextManager[Blob | None]]
+
+
+@runtime_checkable
+class HoldsMedia(Protocol):
+    """An output that holds media beside its records."""
+
+    def stored_media(self, position: int) -> AbstractContextManager[Blob | None]:
+        """Opens the media of the record at a position; None when it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputState:
+    """The content of one output. num_items: its items, also those that another output has.
+    outcomes: its records, counted by outcome."""
+
+    name: str
+    num_items: int
+    outcomes: Mapping[str, int]
+    run: RunState | None
+
+    @property
+    def missing(self) -> str | None:
+        """Names what is not there yet; None when it is complete or nothing says what it should
+        have."""
+        if self.run is None:
+            return None
+        if self.run.total is not None and self.num_items < self.run.total:
+            left = self.run.total - self.num_items
+            return f"{left} of {self.run.total} items are not done"
+        is_counted = self.run.total is not None
+        return None if is_counted or self.run.ending == "done" else "its run has not ended"
+
+    @property
+    def num_failed(self) -> int:
+        """Records of items that failed."""
+        return self.outcomes.get("failed", 0)
+
+    @property
+    def label(self) -> str:
+        """Its name, with its shard if the run had several."""
+        if self.run is None or self.run.num_shards == 1:
+            return self.name
+        return f"{self.name} (shard {self.run.shard}/{self.run.num_shards})"
+
+
+class MergedOutputs:
+    """The records of several outputs. An item that several of them have counts once: the record of
+    the output that was written last, or with outputs at URLs of the one named last.
+
+    index: its positions are for `records`. outputs: in the order of the names.
+    """
+
+    def __init__(self, names: Sequence[str], kinds: KindTable = BUILT_IN_KINDS) -> None:
+        """Raises ConfigError for what is no output of a batch. kinds: has the formats of
+        plugins."""
+        named = [open_existing(name, kinds) for name in dict.fromkeys(names)]
+        times = [each.modified() for each in named]
+        order = sorted(range(len(named)), key=lambda number: times[number] or 0)
+        self._sinks = named if None in times else [named[number] for number in order]
+        self.index = RecordIndex()
+        self._sources, self._positions = array("L"), array("Q")
+        self._num_items = Counter[str]()
+        self._outcomes = {sink.name: Counter[str]() for sink in self._sinks}
+        self._num_read = Counter[str]()  # records of each output, in the first pass
+        last = self._repeated()
+        num_again = Counter[str]()
+        for source, entry in self._all():
+            num_again[self._sinks[source].name] += 1
+            if last.get(entry.record.key, (source, entry.begin)) == (source, entry.begin):
+                place = entry.record.line or len(self._positions)
+                self.index.add(entry.record, place, len(self._positions))
+                self._sources.append(source)
+                self._positions.append(entry.begin)
+        self.outputs = tuple(
+            OutputState(
+                name=sink.name,
+                num_items=self._num_items[sink.name],
+                outcomes=self._outcomes[sink.name],
+                run=RunState.read(sink.state_file),
+            )
+            for sink in named
+        )
+        self._changed = [name for name, num in self._num_read.items() if num_again[name] != num]
+        found = (sink.configurations.models for sink in named)
+        self.models = tuple(dict.fromkeys(model for models in found for model in models))
+
+    @property
+    def sinks(self) -> tuple[Readable, ...]:
+        """The outputs themselves."""
+        return tuple(self._sinks)
+
+    @property
+    def num_read(self) -> int:
+        """The records that all outputs have, those that a newer one replaces included."""
+        return self._num_read.total()
+
+    def records(self, most: int | None = None) -> Iterator[Record]:
+        """Yields the records in the order of the input; at most `most`, those that are not ok
+        first."""
+        yield from (record for record, _ in self._ranked(self.index.offsets(most)))
+
+    def stored_records(self) -> Iterator[tuple[Record, OpenStored | None]]:
+        """Yields the records in the order of the input, each with what opens the media that its
+        output holds; None where outputs hold none."""
+        for record, rank in self._ranked(self.index.offsets()):
+            sink = self._sinks[self._sources[rank]]
+            stored = sink.stored_media if isinstance(sink, HoldsMedia) else None
+            yield record, None if stored is None else partial(stored, self._positions[rank])
+
+    def _ranked(self, ranks: Sequence[int]) -> Iterator[tuple[Record, int]]:
+        for begin in range(0, len(ranks), RECORDS_AT_ONCE):
+            some = ranks[begin : begin + RECORDS_AT_ONCE]
+            yield from zip(self._some(some), some, strict=True)
+
+    def _some(self, ranks: Sequence[int]) -> list[Record]:
+        """Returns records; opens one output after the other, however many there are."""
+        by_source: defaultdict[int, list[int]] = defaultdict(list)
+        for rank in ranks:
+            by_source[self._sources[rank]].append(rank)
+        found: dict[int, Record] = {}
+        for source, own in by_source.items():
+            positions = [self._positions[rank] for rank in own]
+            found.update(zip(own, self._sinks[source].records_at(positions), strict=True))
+        return [found[rank] for rank in ranks]
+
+    def missing(self) -> dict[str, str]:
+        """Returns what is incomplete, in words by name: outputs, and shards that are not among
+        them."""
+        found = {each.label: each.missing for each in self.outputs if each.missing is not None}
+        words = "it changed while it was read; write the report again"
+        found.update({each.label: words for each in self.outputs if each.name in self._changed})
+        return found | missing_shards(each.run for each in self.outputs)
+
+    def _all(self) -> Iterator[tuple[int, Entry]]:
+        for source, sink in enumerate(self._sinks):
+            for entry in sink.entries():
+                yield source, entry
+
+    def _repeated(self) -> Mapping[str, tuple[int, int]]:
+        """Returns the last place of each item that has several records; counts the items of each
+        output."""
+        met, last = IdSet(), {}
+        within, known = IdSet(), -1
+        for source, entry in self._all():
+            key = entry.record.key
+            self._num_read[self._sinks[source].name] += 1
+            if source != known:
+                within, known = IdSet(), source
+            if not met.add(key):
+                last[key] = source, entry.begin
+            name = self._sinks[source].name
+            self._num_items[name] += within.add(key)
+            self._outcomes[name][str(entry.record.outcome)] += 1
+        return last
+
+
+def missing_shards(runs: Iterable[RunState | None]) -> dict[str, str]:
+    """Returns the shards of which no output is among these, in words by the number of all."""
+    shards: defaultdict[int, set[int]] = defaultdict(set)
+    for run in runs:
+        if run is not None:
+            shards[run.num_shards].add(run.shard)
+    found = {}
+    for num_shards, known in shards.items():
+        left = sorted(set(range(1, num_shards + 1)) - known)
+        if left:
+            named = ", ".join(map(str, left[:20])) + (", ..." if len(left) > 20 else "")
+            found[f"of {num_shards} shards"] = f"no output of {named} was given"
+    return found
+
+
+class OnePart:
+    """A Parquet file or a tar that is a part of an output, alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, str(path)
+        self._form = parts_format(SUFFIXES[path.suffix.lower()])
+        self.configurations = ConfigurationFile(
+            self.name, path.with_name(f"{path.name}.config.json"), self._embedded
+        )
+        self.state_file = path.with_name(f"{path.name}.state.json")
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields its records."""
+        with closing(self._reader()) as reader:
+            yield from reader.entries()
+
+    def records_at(self, positions: list[int]) -> Iterator[Record]:
+        """Yields the records at these positions."""
+        with closing(self._reader()) as reader:
+            for position in positions:
+                yield reader.at(position)
+
+    @contextmanager
+    def stored_media(self, position: int) -> Iterator[Blob | None]:
+        """Opens the media of the record at a position."""
+        with closing(self._reader()) as reader, reader.media(position) as blob:
+            yield blob
+
+    def modified(self) -> int:
+        """Returns when the file was written."""
+        return os.stat(self._path).st_mtime_ns
+
+    def _reader(self) -> PartReader:
+        file = BufferedReader(open_regular(self._path, os.O_RDONLY))
+        return self._form.reader(file, self.name, is_open=False)
+
+    def _embedded(self) -> Iterator[str]:
+        with closing(self._reader()) as reader:
+            text = reader.configurations()
+        if text is not None:
+            yield text
+
+
+def open_existing(name: str, kinds: KindTable = BUILT_IN_KINDS) -> Readable:
+    """Opens an output for reading, in the format that its files have. Raises ConfigError when there
+    is none."""
+    path = Path(name)
+    if not is_remote(name) and path.exists() and stored_format(name, None, kinds) is not None:
+        return open_sink(name, kinds=kinds)
+    if is_remote(name):
+        return open_sink(name, _format_of(RemoteShelf(name).states(), name))
+    if path.is_dir():
+        return open_sink(name, _format_of(os.listdir(path), name))
+    if not path.exists():
+        raise ConfigError(f"{name!r} does not exist; name outputs of batches")
+    if path.suffix.lower() in SUFFIXES:
+        return OnePart(path)
+    if path.suffix.lower() != ".csv":
+        _check_lines(path, kinds)
+        return open_sink(name, "jsonl")
+    table = open_sink(name, "csv")
+    table.check("resume")  # a table that is none of ours has no lines
+    return table
+
+
+def _check_lines(path: Path, kinds: KindTable) -> None:
+    """Raises ConfigError for a file whose suffix nobody knows and that has no lines of records."""
+    if path.suffix.lower() in ALL_SUFFIXES:
+        return
+    with open_regular(path, os.O_RDONLY) as file:
+        begin = file.read(1)
+    if begin not in (b"{", b""):
+        known = " ".join((*ALL_SUFFIXES, *kinds.outputs))
+        raise ConfigError(
+            f"{str(path)!r} is not a record of a batch, and outputs that end in "
+            f"{path.suffix or 'nothing'} are not known ({known}); if a plugin has written it, load "
+            "that (--plugin FILE)"
+        )
+
+
+def _format_of(names: Sequence[str] | Mapping[str, object], output: str) -> str:
+    found = {match[2] for match in map(PART_NAME.fullmatch, names) if match} & set(FORMATS)
+    if len(found) != 1:
+        raise ConfigError(
+            f"{output!r} is not an output of a batch: it has "
+            f"{'parts of several formats' if found else 'no parts'}; name a JSONL file, or a "
+            "folder with part-00000.parquet or part-00000.tar"
+        )
+    return FORMATS[found.pop()]

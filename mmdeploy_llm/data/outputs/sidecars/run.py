@@ -1,0 +1,83 @@
+"""RunSidecars: writes the sidecars of a run as its records are written, and fills in those that are
+missing when it is resumed."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.data.outputs.base import RecordSink, Sink
+from mmdeploy_llm.data.outputs.scan import PlaceOf, RecordIndex
+from mmdeploy_llm.data.records.closing import Closing
+from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.hooks import KindTable
+
+from .options import SidecarOptions
+from .writer import SidecarCounts, Sidecars, SpotOf
+
+
+class RunSidecars(Closing):
+    """The sidecars of one run; none without options."""
+
+    def __init__(
+        self,
+        options: SidecarOptions | None,
+        spot_of: SpotOf,
+        sink: Sink,
+        kinds: KindTable = BUILT_IN_KINDS,
+    ) -> None:
+        self._sink = sink
+        self._own = options and Sidecars(options, spot_of, sink.places, kinds)
+
+    @property
+    def counts(self) -> SidecarCounts | None:
+        """The counts so far; None without sidecars."""
+        return self._own.counts if self._own else None
+
+    def around(self, writer: RecordSink) -> RecordSink:
+        """Returns a writer that also writes sidecars, each after its record."""
+        return BesideWriter(writer, self._own) if self._own else writer
+
+    def fill(self, index: RecordIndex) -> None:
+        """Writes the sidecars of earlier runs' records that are missing."""
+        if self._own and len(index) > self._own.num_taken:
+            self._own.fill(self._sink.records_at(index.offsets()))
+
+    def close(self) -> None:
+        """Closes the folder that is open."""
+        if self._own:
+            self._own.close()
+
+
+class BesideWriter:
+    """Writes records, and a sidecar after each; see RecordSink for the methods."""
+
+    def __init__(self, writer: RecordSink, sidecars: Sidecars) -> None:
+        self._writer, self._sidecars = writer, sidecars
+        self.index, self.num_again = writer.index, writer.num_again
+
+    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
+        """Adds a record, then writes its sidecar."""
+        is_first = self._writer.write(record, place, item)
+        self.num_again = self._writer.num_again
+        self._sidecars.take(record)
+        return is_first
+
+    def check(self) -> None:
+        """Raises OutputLostError when somebody else changed the output."""
+        self._writer.check()
+
+    def finish(self, place_of: PlaceOf) -> None:
+        """Completes the output."""
+        self._writer.finish(place_of)
+        self.index = self._writer.index
+
+    def close(self) -> None:
+        """Releases the lock."""
+        self._writer.close()
+
+    def __enter__(self) -> BesideWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

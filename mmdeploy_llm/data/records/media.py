@@ -1,0 +1,169 @@
+"""The media that a WebDataset sample holds: the original bytes of an item's first media."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import IO, Any
+from urllib.parse import unquote_to_bytes
+
+from mmdeploy_llm.data.records.identity import file_paths
+from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.rows.names import is_url
+from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.engine.intake.prompts import MEDIA_KEYS
+from mmdeploy_llm.system.portable import files
+
+MAX_BYTES = 2**31
+MAX_SUFFIX = 8  # characters of a suffix that a name keeps
+SNIFFED = 16  # bytes at the beginning of a file
+SIGNATURES = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"\x1a\x45\xdf\xa3", "webm"),
+    (b"fLaC", "flac"),
+    (b"ID3", "mp3"),
+    (b"%PDF-", "pdf"),
+)
+RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
+BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"mif1": "heif"}
+BRANDS |= {b"qt  ": "mov", b"M4A ": "m4a"}
+
+
+class LeftOutError(Exception):
+    """The media cannot be stored; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Bytes to store. suffix: what they are, such as "jpg"."""
+
+    file: IO[bytes]
+    size: int
+    suffix: str
+
+
+@contextmanager
+def first_media(item: Item | BadItem | None) -> Iterator[Blob | None]:
+    """Opens the first media of an item; None without any. Raises LeftOutError for a URL, an object
+    of a program, and a file that cannot be read any more."""
+    value = _first(item)
+    if value is None:
+        yield None
+        return
+    file = _opened(value)
+    with file:
+        size = _size(file)
+        head = file.read(SNIFFED)
+        file.seek(0)
+        yield Blob(file=file, size=size, suffix=_suffix(head, value))
+
+
+def _first(item: Item | BadItem | None) -> Any:
+    if not isinstance(item, Item):
+        return None
+    if item.path is not None:
+        return item.path
+    return next((value for value in media_in(item) if value is not None), None)
+
+
+def media_in(item: Item) -> Iterator[Any]:
+    """Yields the media that an item's prompt holds, without their options, in the order of
+    `item.media`."""
+    for field in MEDIA_KEYS:
+        data = item.prompt.get(field)
+        for kind, value in data.items() if isinstance(data, Mapping) else ():
+            yield from _flat(value, kind)
+    kinds = {own.kind for own in item.media}
+    messages = item.prompt.get("messages")
+    for message in messages if isinstance(messages, Sequence) else ():
+        parts = message.get("content") if isinstance(message, Mapping) else None
+        for part in parts if isinstance(parts, (list, tuple)) else ():
+            name = part.get("type") if isinstance(part, Mapping) else None
+            kind = str(name).removesuffix("_url").removeprefix("input_")
+            if kind in kinds and name in part:
+                yield from _flat(part[name], kind)
+
+
+def _flat(value: Any, kind: str) -> Iterator[Any]:
+    """Yields the items of lists, and of a media item with options the media itself."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _flat(each, kind)
+    elif isinstance(value, Mapping):
+        names = [name for name in (kind, "bytes", "path", "url", "data") if value.get(name)]
+        inner = value[names[0]] if names else None
+        if names == ["data"] and isinstance(inner, str):  # a part "input_audio"
+            inner = f"data:;base64,{inner}"
+        yield from _flat(inner, kind)
+    else:
+        yield value
+
+
+def _opened(value: Any) -> IO[bytes]:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return BytesIO(value)
+    if not isinstance(value, (str, os.PathLike)):
+        raise LeftOutError(f"it is an object of the program, a {type(value).__name__}")
+    name = os.fspath(value)
+    if name[:5].lower() == "data:":
+        return BytesIO(_data(name))
+    paths = file_paths(name)
+    if is_url(name) and not paths:
+        raise LeftOutError("it is a URL")
+    try:
+        # O_NONBLOCK: a FIFO must not wait.
+        fd = os.open(paths[0] if paths else name, os.O_RDONLY | files.NO_WAIT)
+    except (OSError, ValueError) as error:
+        raise LeftOutError(f"it cannot be read: {error}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LeftOutError("it is not a regular file")
+    return open(fd, "rb")
+
+
+def _data(url: str) -> bytes:
+    head, _, body = url.partition(",")
+    raw = unquote_to_bytes(body)
+    if not head.lower().endswith(";base64"):
+        return raw
+    try:
+        return base64.b64decode(raw)
+    except binascii.Error:
+        raise LeftOutError("its data: URL is damaged") from None
+
+
+def _size(file: IO[bytes]) -> int:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if size > MAX_BYTES:
+        raise LeftOutError(f"it has {size} bytes, and {MAX_BYTES} are allowed in a sample")
+    return size
+
+
+def _suffix(head: bytes, value: Any) -> str:
+    """Returns what the bytes are; where that is not known, the suffix of the name, or "bin"."""
+    for signature, suffix in SIGNATURES:
+        if head.startswith(signature):
+            return suffix
+    if head.startswith(b"RIFF"):
+        return RIFF.get(head[8:12], "bin")
+    if head[4:8] == b"ftyp":
+        return BRANDS.get(head[8:12], "mp4")
+    name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+    own = os.path.splitext(name)[1].lower().removeprefix(".") if not is_url(str(name)) else ""
+    # A suffix of ours would hide the answer.
+    is_plain = (
+        own.isascii() and own.isalnum() and len(own) <= MAX_SUFFIX and own not in ("json", "txt")
+    )
+    return own if is_plain and own else "bin"

@@ -1,0 +1,178 @@
+"""The outcome of an item: whether it has its answer, and if not, what it has instead.
+
+    failed      an error: there is no answer, or none that may be used
+    empty       the answer has no text and no tool call
+    repetition  the text ran in a loop, and was ended, or cut off in it
+    truncated   the text was cut off at max_tokens or at the length of the context
+    ok          none of these
+
+With several samples the item's outcome is the worst of theirs, in the order of this list. An empty
+text that keeps its constraint (`guided_decoding`) is an answer; so is a text of the length that
+`ignore_eos` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.params import SamplingParams
+
+from .loops import loop_of
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.values.outputs.request_output import CompletionOutput
+
+    from .record import Record
+
+Outcome = Literal["failed", "empty", "repetition", "truncated", "ok"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the worst one first
+LACKING = OUTCOMES[1:-1]  # not failed, and not what was asked for
+MAX_TOKENS, MAX_MODEL_LEN = "max_tokens", "max_model_len"
+MAX_SHOWN = 40  # characters of a wrong value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of a sample. reason: why, where the outcome alone does not say it."""
+
+    outcome: Outcome
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Holds what an outcome depends on. is_asked: whether its constraint allows an empty text, or
+    its parameters wanted a text of this length. limit: what ended a text that was cut off,
+    MAX_TOKENS or MAX_MODEL_LEN; None where it is not known. loop: in words, the one in which a
+    text was cut off."""
+
+    text: str
+    has_calls: bool
+    finish_reason: str | None
+    is_failed: bool
+    has_reasoning: bool
+    is_asked: bool = False
+    limit: str | None = None
+    loop: str | None = None
+
+    @classmethod
+    def of(cls, own: CompletionOutput, params: SamplingParams) -> Sample:
+        """Returns the sample of a completion."""
+        is_cut = own.finish_reason == "length"
+        most = params.max_tokens
+        is_full = most is not None and len(own.token_ids) >= most
+        return cls(
+            text=own.text.strip(),
+            has_calls=bool(own.tool_calls),
+            finish_reason=own.finish_reason,
+            is_failed=not own.is_ok,
+            has_reasoning=bool((own.reasoning_content or "").strip()),
+            is_asked=bool(own.is_valid) or (params.ignore_eos and is_cut),
+            limit=(MAX_TOKENS if is_full else MAX_MODEL_LEN) if is_cut else None,
+            loop=str(loop) if is_cut and (loop := loop_of(own.token_ids)) else None,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome, with its reason."""
+        if self.is_failed:
+            return Verdict(outcome="failed")
+        if self.finish_reason == "repetition":
+            return Verdict(outcome="repetition")
+        if self.is_asked:
+            return Verdict(outcome="ok")
+        if self.loop is not None:
+            return Verdict(outcome="repetition", reason=self.loop)
+        if not self.text and not self.has_calls:
+            return Verdict(outcome="empty", reason=self._why_empty())
+        if self.finish_reason == "length":
+            reason = None if self.limit is None else f"{self.limit} was reached"
+            return Verdict(outcome="truncated", reason=reason)
+        return Verdict(outcome="ok")
+
+    def _why_empty(self) -> str | None:
+        if self.finish_reason != "length":
+            return "the model ended after its thinking" if self.has_reasoning else None
+        limit = self.limit or "the length limit"
+        used = "the thinking" if self.has_reasoning else "white space or special tokens"
+        return f"{used} took all of {limit}"
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Returns the worst of several verdicts, of which there is at least one."""
+    return min(verdicts, key=lambda verdict: OUTCOMES.index(verdict.outcome))
+
+
+def counted(outcomes: Mapping[str, int]) -> list[str]:
+    """Returns counts of outcomes that are neither failed nor ok in words: ["2 empty"]."""
+    return [f"{outcomes[name]} {name}" for name in LACKING if outcomes.get(name)]
+
+
+def verdict_of(samples: Iterable[CompletionOutput], params: SamplingParams) -> Verdict:
+    """Returns the verdict of all samples of an item."""
+    return worst(Sample.of(own, params).verdict for own in samples)
+
+
+def derived(record: Any) -> Verdict:
+    """Returns the verdict of a record without one, of a version that wrote none, from its fields: a
+    Record that is being built."""
+    found = Sample(
+        text=record.text,
+        has_calls=bool(record.tool_calls),
+        finish_reason=record.finish_reason,
+        is_failed=not record.is_ok,
+        has_reasoning=bool(record.reasoning),
+    )
+    return worst([found.verdict, *(_sample_of(values).verdict for values in record.outputs)])
+
+
+def _sample_of(values: Any) -> Sample:
+    """Returns the sample of an entry of a record's `outputs`."""
+    return Sample(
+        text=values.get("text") or "",
+        has_calls=bool(values.get("tool_calls")),
+        finish_reason=values.get("finish_reason"),
+        is_failed=values.get("error_msg") is not None,
+        has_reasoning=bool(values.get("reasoning")),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """Which items with a record a resumed run does again: those with one of these outcomes, and the
+    failed ones with one of these error codes."""
+
+    outcomes: frozenset[str] = frozenset(("failed",))
+    codes: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, given: bool | Collection[int | str] | str) -> Retried:
+        """Reads True or "all" (all that failed), False (nothing), or names of outcomes and error
+        codes, in a collection or in a text such as "empty,408". Raises ConfigError."""
+        if isinstance(given, bool):
+            return ALL_FAILED if given else NOTHING
+        words = given.split(",") if isinstance(given, str) else given
+        names = [word.strip() if isinstance(word, str) else word for word in words]
+        outcomes = ["failed" if name == "all" else name for name in names]
+        known = [name for name in outcomes if name in OUTCOMES[:-1]]
+        try:
+            codes = frozenset(int(name) for name in outcomes if name not in known)
+        except (TypeError, ValueError):
+            codes = frozenset({0})
+        if not outcomes or not all(400 <= code < 600 for code in codes):
+            raise ConfigError(
+                "which items are retried must be 'all' (those that failed), or names of outcomes "
+                f"({', '.join(OUTCOMES[:-1])}) and error codes from 400 to 599, such as "
+                f"empty,truncated,408; got {str(given)[:MAX_SHOWN]!r}"
+            )
+        return cls(outcomes=frozenset(map(str, known)), codes=codes)
+
+    def takes(self, record: Record) -> bool:
+        """Returns whether the item of this record is done again."""
+        return record.outcome in self.outcomes or record.error_code in self.codes
+
+
+ALL_FAILED, NOTHING = Retried(), Retried(outcomes=frozenset())

@@ -1,0 +1,1 @@
+"""The core engine: five calls a step, in engine.py, over the four rooms."""

@@ -1,0 +1,280 @@
+"""Wanting: what intake does for requests that want no text: fills in what they want by the model's
+rules, and writes instructions, media and pairs into their prompts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from mmdeploy_llm.errors import PromptTooLongError, RequestError
+from mmdeploy_llm.layers.pooling.abilities import Abilities
+from mmdeploy_llm.layers.pooling.rules import PairRule
+from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.values.deadline import Deadline
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.pooling_request import Wanted
+
+from .defaults import ParamsResolver
+from .message_parts import system_message, text_parts
+from .placeholders import Placeholders
+from .prompts import CONTENT_KEYS, MEDIA_KEYS, PromptParts, read_prompt
+from .tokenizer import PromptTokenizer
+from .whole_prompts import whole_prompt
+
+PAIR_KEYS = ("query", "document")
+FIELD = re.compile(r"\{(query|document|instruction)\}")
+NO_TEXT = (
+    "this model gives {}, it cannot generate text; call LLM.{}, or load a model that generates"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A prompt that was read. params: returns the params of so many tokens, every field filled;
+    raises PromptTooLongError. arrival_time: when it was begun, in epoch seconds."""
+
+    parts: PromptParts
+    wanted: Wanted | None
+    params: Callable[[int], SamplingParams]
+    arrival_time: float
+
+
+class Wanting:
+    """Prepares requests that want vectors or scores, for one model.
+
+    max_model_len: longest prompt. params: of requests for text. kinds: of media. check_media:
+    refuses media that the model does not take. written: returns what stands for so many items of a
+    kind in a text.
+    """
+
+    def __init__(
+        self,
+        abilities: Abilities,
+        max_model_len: int,
+        params: ParamsResolver,
+        kinds: Sequence[str],
+        check_media: Callable[[Sequence[MediaItem]], None],
+        written: Callable[[str, int], str],
+        placeholders: Placeholders,
+        tokenizer: PromptTokenizer,
+    ) -> None:
+        self._abilities, self._rules, self._params = abilities, abilities.rules, params
+        self._max_tokens = min(max_model_len, self._rules.max_tokens or max_model_len)
+        self._kinds, self._check_media, self._written = kinds, check_media, written
+        self._placeholders, self._tokenizer = placeholders, tokenizer
+
+    def begin(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        wanted: Wanted | None,
+        number: int,
+        deadline: Deadline | None,
+    ) -> Begun:
+        """Reads a prompt and checks what is wanted of it. number: see ParamsResolver. Raises
+        RequestError and its subclasses."""
+        now = time.time()
+        if deadline is not None:
+            deadline.check("it waited to be prepared")
+        if wanted is None:
+            parts = read_prompt(prompt, self._kinds)
+            self.check_text()
+            self._params.check(params)
+            resolve = partial(self._params.resolve, params, number=number)
+        else:
+            parts, wanted = self.read(prompt, self.resolved(wanted, params))
+            resolve = partial(self.sized, params)
+        return Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
+
+    def check_text(self) -> None:
+        """Raises RequestError unless the model generates text."""
+        own = self._abilities
+        if not own.can_generate:
+            words = ("vectors", "embed") if own.can_embed else ("scores of pairs", "rerank")
+            raise RequestError(NO_TEXT.format(*words))
+
+    def resolved(self, wanted: Wanted, params: SamplingParams) -> Wanted:
+        """Returns what is wanted with every open field filled. Raises RequestError for what the
+        model cannot give, and for params, which a prompt without output does not have."""
+        own, rules = self._abilities, self._rules
+        given = sorted(params.model_fields_set)
+        if given:
+            raise RequestError(
+                f"a request for vectors or scores generates nothing, so sampling parameters "
+                f"({', '.join(given)}) have no meaning; leave them out"
+            )
+        if wanted.dimensions is not None and wanted.dimensions < 1:
+            raise RequestError(f"dimensions must be 1 or more, got {wanted.dimensions}")
+        if wanted.what == "score":
+            if not own.can_score:
+                raise RequestError(
+                    "this model has no head that scores; LLM.rerank compares vectors instead"
+                )
+        elif wanted.what == "likelihood":
+            self.check_text()
+        elif not own.can_embed:
+            raise RequestError("this model scores pairs and gives no vectors; call LLM.rerank")
+        pooling = wanted.pooling or rules.pooling or own.pooling or "last"
+        what = wanted.what or ("token_vectors" if pooling == "tokens" else "vector")
+        return replace(
+            wanted,
+            what=what,
+            pooling="last" if pooling == "tokens" else pooling,
+            normalize=rules.normalize if wanted.normalize is None else wanted.normalize,
+            dimensions=wanted.dimensions or rules.dimensions,
+            instruction=own.instruction_of(wanted),
+        )
+
+    def sized(self, params: SamplingParams, num_tokens: int) -> SamplingParams:
+        """Returns the params of a request without output. Raises PromptTooLongError."""
+        if num_tokens > self._max_tokens:
+            raise PromptTooLongError(
+                f"the prompt has {num_tokens} tokens, {self._max_tokens} are allowed; shorten it "
+                "or its media, or raise max_model_len where the model allows it"
+            )
+        return params.model_copy(update={"max_tokens": 1, "seed": 0})
+
+    def labelled(self, wanted: Wanted | None, ids: list[int]) -> Wanted | None:
+        """Appends the label to the ids of a prompt whose likelihood is wanted. Raises RequestError
+        for one without tokens."""
+        if wanted is None or wanted.label is None:
+            return wanted
+        own = self._tokenizer.encode(wanted.label)
+        if not own:
+            raise RequestError(f"the label {wanted.label!r} has no tokens; give at least a letter")
+        if any(self._placeholders.count_in_ids(own).values()):
+            raise RequestError(f"the label {wanted.label!r} has a marker of media; leave it out")
+        num_skipped = len(ids)
+        ids.extend(own)
+        return replace(wanted, num_skipped=num_skipped)
+
+    def read(self, prompt: Any, wanted: Wanted) -> tuple[PromptParts, Wanted]:
+        """Reads a prompt, which may be media alone, or a pair of prompts {"query", "document"}, and
+        writes its instruction into it."""
+        if wanted.what == "score":
+            return self._pair(prompt, wanted), wanted
+        parts, rules = self._read(prompt), self._rules
+        if wanted.what == "likelihood":
+            return parts, wanted
+        known = self._placeholders
+        whole = whole_prompt(parts.text, parts.media, known.markers, known.alone)
+        if whole is not None:
+            return replace(parts, text=None, ids=whole), wanted
+        if parts.messages is not None:
+            return self._with_system(parts, wanted), wanted
+        if parts.ids is not None:  # they are the whole prompt
+            if wanted.instruction not in (None, rules.query_prompt, rules.document_prompt):
+                raise RequestError("token ids are a whole prompt; write the instruction into them")
+            return parts, wanted
+        if rules.system is not None:
+            return self._conversation(parts, self._system(wanted.instruction)), wanted
+        prefix, suffix = rules.around(wanted.instruction)
+        skipped = 0
+        if prefix and not rules.includes_prompt:
+            own, empty = map(self._tokenizer.encode_prompt, (prefix, ""))
+            has_end = bool(empty) and own[-1] == empty[-1]  # a special token after every text
+            skipped = len(own) - has_end
+        text = self._cased(prefix + self._marked(parts) + suffix)
+        parts, length = replace(parts, text=text), self._abilities.text_length
+        if length is not None:
+            own, padding = self._tokenizer.encode_prompt(text), self._tokenizer.raw.pad_token_id
+            parts = replace(parts, text=None, ids=(*own, *[padding] * (length - len(own))))
+        return parts, replace(wanted, num_skipped=skipped)
+
+    def _read(self, prompt: Any) -> PromptParts:
+        is_alone = isinstance(prompt, Mapping) and not any(
+            prompt.get(name) is not None for name in CONTENT_KEYS
+        )
+        if is_alone and any(prompt.get(name) for name in MEDIA_KEYS):
+            parts = replace(read_prompt({**prompt, "prompt": " "}, self._kinds), text="")
+        else:
+            parts = read_prompt(prompt, self._kinds)
+        if parts.text is not None and not (parts.media or parts.text.strip()):
+            raise RequestError("the prompt is empty; give a text, or an image or other media")
+        return parts
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._rules.lower_case else text
+
+    def _system(self, instruction: str | None) -> str:
+        if instruction is None:
+            return self._rules.system or ""
+        return self._rules.prompts.get(instruction, instruction)
+
+    def _marked(self, parts: PromptParts) -> str:
+        """Returns the text of a prompt, after the markers of its media unless it has any."""
+        text = parts.text or ""
+        self._check_media(parts.media)
+        if not parts.media or any(self._placeholders.count_in_text(text).values()):
+            return text
+        return "".join(self._written(item.kind, 1) for item in parts.media) + text
+
+    def _conversation(self, parts: PromptParts, system: str) -> PromptParts:
+        """Returns a conversation of one message with the media and the text."""
+        messages = [*system_message(system), {"role": "user", "content": _content(parts)}]
+        kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
+        return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
+
+    def _with_system(self, parts: PromptParts, wanted: Wanted) -> PromptParts:
+        """Returns a conversation with its instruction as the system message."""
+        messages = list(parts.messages) if isinstance(parts.messages, Sequence) else []
+        first = messages[0].get("role") if messages and isinstance(messages[0], Mapping) else None
+        system = self._system(wanted.instruction)
+        if not system or first == "system":
+            if wanted.instruction is not None:
+                raise RequestError(
+                    "the conversation has a system message already; leave out the instruction"
+                )
+            return parts
+        return replace(parts, messages=[*system_message(system), *messages])
+
+    def _pair(self, prompt: Mapping[str, Any], wanted: Wanted) -> PromptParts:
+        rule = self._rules.pairs or PairRule()
+        query, document = (self._read(prompt.get(name)) for name in PAIR_KEYS)
+        for name, own in zip(PAIR_KEYS, (query, document), strict=True):
+            if own.text is None:
+                raise RequestError(f"the {name} of a pair must be a text, with or without media")
+        media = (*query.media, *document.media)
+        if rule.has_roles:
+            return self._roles(query, document, wanted)
+        if rule.template is None:
+            if media:
+                raise RequestError("this model scores pairs of texts, without media")
+            first = self._rules.around(wanted.instruction)[0] + (query.text or "")
+            return PromptParts(text=self._cased(first), pair=self._cased(document.text or ""))
+        values = {"instruction": wanted.instruction or rule.instruction}
+        if rule.system is None:
+            values |= {"query": self._marked(query), "document": self._marked(document)}
+            text = FIELD.sub(lambda found: values[found[1]], rule.template)
+            return PromptParts(text=text, media=media)
+        return self._filled(rule, query, document, values)
+
+    def _roles(self, query: PromptParts, document: PromptParts, wanted: Wanted) -> PromptParts:
+        """Returns the messages of a template that knows the roles "query" and "document"."""
+        messages = system_message(self._system(wanted.instruction))
+        messages.append({"role": "query", "content": _content(query)})
+        messages.append({"role": "document", "content": _content(document)})
+        media, options = (*query.media, *document.media), self._rules.chat_options or None
+        return PromptParts(messages=messages, media=media, template_kwargs=options)
+
+    def _filled(
+        self, rule: PairRule, query: PromptParts, document: PromptParts, values: dict[str, str]
+    ) -> PromptParts:
+        """Returns a conversation whose user message is the template, filled."""
+        content: list[Any] = []
+        sides = {"query": query, "document": document}
+        for index, piece in enumerate(FIELD.split(rule.template or "")):
+            if index % 2 and piece in sides:
+                content += _content(sides[piece])
+            else:
+                content += text_parts(values[piece] if index % 2 else piece)
+        messages = [*system_message(rule.system), {"role": "user", "content": content}]
+        return PromptParts(messages=messages, media=(*query.media, *document.media))
+
+
+def _content(parts: PromptParts) -> list[dict[str, Any]]:
+    return [*({"type": item.kind} for item in parts.media), *text_parts(parts.text)]

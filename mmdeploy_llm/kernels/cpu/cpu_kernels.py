@@ -1,0 +1,309 @@
+"""CpuKernels: implements kernels.Kernels with the C++ library."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.forward import Alibi
+from mmdeploy_llm.hooks.objects.attention import VisibleKeys
+from mmdeploy_llm.kernels import ActivationName
+from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
+
+from .build import Level, build, cpu_levels
+from .draws import Draws
+from .low_rank import LowRankProducts
+from .mixtures import Mixtures
+from .norms import Norms
+from .pixels import Pixels
+from .prebuilt import find_prebuilt
+from .products import Products
+from .sealed import BuildError, ForeignError
+from .states import StateProducts
+
+logger = logging.getLogger(__name__)
+
+ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
+MAX_HEAD_DIM = 512  # as in attention.h
+MAX_GROUP = 256  # TILE_ROWS in attention.h
+
+
+class Itself:
+    """A capability that the methods of the kernels themselves are."""
+
+    def __get__(self, kernels: CpuKernels, owner: type[CpuKernels]) -> CpuKernels:
+        return kernels
+
+
+class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixels):
+    """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
+    the shapes. They have all capabilities but `experts`."""
+
+    samples_on_device = False
+    experts = None
+
+    inputs = attention = activations = norms = states = Itself()
+    adapters = draws = pixels = threads = mixtures = Itself()
+
+    def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        head_dim = q.shape[-1]
+        return (
+            head_dim <= MAX_HEAD_DIM
+            and head_dim % 2 == 0
+            and q.shape[1] <= MAX_GROUP * k.shape[1]
+            and k.stride() == v.stride()
+            and all(x.stride(1) == head_dim for x in (q, k))
+            and self.takes(q, k, v)
+        )
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.gated_mul(gate, up, "silu")
+
+    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName | None) -> Tensor:
+        out = self._empty(gate.shape, dtype=gate.dtype)
+        self._library.gated_mul(
+            dtype=gate.dtype,
+            kind=len(ACTIVATIONS) if name is None else ACTIVATIONS.index(name),
+            gate=gate,
+            gate_stride=gate.stride(0),
+            up=up,
+            up_stride=up.stride(0),
+            out=out,
+            rows=gate.shape[0],
+            size=gate.shape[1],
+        )
+        return out
+
+    def clamped_mul(self, both: Tensor, alpha: float, limit: float) -> Tensor:
+        assert both.is_contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = self._empty((rows, size), dtype=both.dtype)
+        self._library.clamped_mul(
+            dtype=both.dtype, both=both, out=out, rows=rows, size=size, alpha=alpha, limit=limit
+        )
+        return out
+
+    def activate(self, x: Tensor, name: ActivationName) -> Tensor:
+        assert x.is_contiguous()
+        self._library.activate(
+            dtype=x.dtype, kind=ACTIVATIONS.index(name), x=x, rows=x.shape[0], size=x.shape[1]
+        )
+        return x
+
+    def map_values(self, x: Tensor, table: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.dtype is table.dtype is torch.bfloat16
+        self._library.map_values(x=x, table=table, values=x.numel())
+        return x
+
+    def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
+        assert x.is_contiguous()
+        self._library.scale(dtype=x.dtype, x=x, factor=factor, rounds=rounds, values=x.numel())
+        return x
+
+    def add_rows(self, to: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        assert to.is_contiguous()
+        self._library.add_rows(
+            dtype=x.dtype,
+            x=x,
+            x_stride=x.stride(0),
+            gate=gate,
+            sum=to,
+            rows=x.shape[0],
+            size=x.shape[1],
+        )
+        return to
+
+    def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        self._library.gate_heads(
+            dtype=x.dtype,
+            x=x,
+            gate=gate,
+            gate_stride=gate.stride(0),
+            gate_head_stride=gate.stride(1),
+            rows=x.shape[0],
+            heads=x.shape[1],
+            size=x.shape[2],
+        )
+        return x
+
+    def angles(
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        axes: Tensor | None,
+        scale: float,
+        is_long: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert positions.dtype is torch.int64
+        assert positions.is_contiguous()
+        assert is_long is None or frequencies.shape[0] == 2
+        shape = positions.shape[-1], frequencies.shape[-1]
+        cosines = self._empty(shape, dtype=frequencies.dtype)
+        sines = self._empty(shape, dtype=frequencies.dtype)
+        self._library.angles(
+            positions=positions,
+            stride=positions.shape[-1],
+            axes=axes,
+            frequencies=frequencies,
+            is_long=is_long,
+            scale=scale,
+            cosines=cosines,
+            sines=sines,
+            tokens=shape[0],
+            pairs=shape[1],
+        )
+        return cosines, sines
+
+    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
+        assert cosines.is_contiguous()
+        assert sines.is_contiguous()
+        self._library.rotate(
+            dtype=x.dtype,
+            x=x,
+            row_stride=x.stride(0),
+            heads=x.shape[1],
+            head_stride=x.stride(1),
+            cosines=cosines,
+            sines=sines,
+            rows=x.shape[0],
+            pairs=cosines.shape[1],
+            is_interleaved=is_interleaved,
+        )
+
+    def norm_and_rotate(
+        self,
+        x: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        num_q_heads: int,
+        eps: float,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> None:
+        for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
+            self.norm_heads(heads, weight, eps)
+        self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
+
+    def write_cache(
+        self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
+    ) -> None:
+        assert cache.numel(), "keys are stored in a layer whose cache has no memory"
+        self._library.write_cache(
+            dtype=rows.dtype,
+            cache_dtype=cache.dtype,
+            rows=rows,
+            row_stride=rows.stride(0),
+            cache=cache,
+            scales=scales,
+            slots=slots,
+            tokens=rows.shape[0],
+            num_kv_heads=rows.shape[1],
+            head_dim=rows.shape[2],
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        visible: VisibleKeys,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        alibi: Alibi | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+    ) -> Tensor:
+        out = self._empty(q.shape, dtype=q.dtype)
+        tables = visible.block_tables
+        self._library.attend(
+            dtype=q.dtype,
+            cache_dtype=keys.dtype,
+            q=q,
+            q_stride=q.stride(0),
+            q_head_stride=q.stride(1),
+            keys=keys,
+            values=values,
+            kv_stride=keys.stride(-3),
+            key_scales=key_scales,
+            value_scales=value_scales,
+            sinks=sinks,
+            slopes=None if alibi is None else alibi.slopes,
+            out=out,
+            block_tables=tables,
+            table_stride=0 if tables is None else tables.stride(0),
+            block_size=0 if tables is None else keys.shape[1],
+            query_starts=visible.query_starts,
+            first_visible=visible.first_visible,
+            end_visible=visible.end_visible,
+            num_sequences=visible.query_starts.shape[0] - 1,
+            num_heads=q.shape[1],
+            num_kv_heads=keys.shape[-2],
+            head_dim=q.shape[2],
+            scale=scale,
+            softcap=softcap or 0.0,
+            bias_factor=0.0 if alibi is None else alibi.factor,
+            rounds_biases=alibi is not None and alibi.dtype is torch.bfloat16,
+        )
+        return out
+
+    def place_threads(
+        self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
+    ) -> None:
+        error = torch.zeros(1, dtype=torch.int32)
+        self._library.place_threads(
+            cpus=torch.tensor(cpus, dtype=torch.int32),
+            num_cpus=len(cpus),
+            pinned=torch.tensor(pinned, dtype=torch.int32),
+            num_pinned=len(pinned),
+            node=-1 if node is None else node,
+            num_workers=num_threads,
+            error=error,
+        )
+        if code := int(error):
+            raise OSError(code, os.strerror(code))
+
+
+def load(
+    cache: Path | None = None,
+    level: Level | str | None = None,
+    *,
+    fixed_order: bool = False,
+    formats: Mapping[str, WeightFormat] = FORMATS,
+) -> CpuKernels:
+    """Loads the kernels for `level` (default: the best one of this processor): those of the wheel
+    where it has some for these sources, else those that are built on first use into `cache`
+    (default: a folder in the user's home; a cache that is given is always used). Raises BuildError
+    when they cannot be built or loaded, or when the processor cannot execute them. fixed_order,
+    formats: see Library."""
+    levels = cpu_levels()
+    level = levels[0] if level is None else Level(level)
+    if level not in levels:
+        names = ", ".join(each.value for each in levels)
+        raise BuildError(f"this processor cannot execute {level.value}; it can execute {names}")
+    if cache is None:
+        prebuilt = find_prebuilt(level)
+        if prebuilt is not None:
+            return CpuKernels(prebuilt, fixed_order=fixed_order, formats=formats)
+        try:
+            cache = Path.home() / ".cache" / "mmdeploy_llm" / "kernels"
+        except RuntimeError as error:
+            raise BuildError(f"there is no home directory to build them in: {error}") from error
+    try:
+        return CpuKernels(build(level, cache), fixed_order=fixed_order, formats=formats)
+    except ForeignError as error:
+        logger.warning("%s. Until then the kernels are compiled for each process anew", error)
+    with tempfile.TemporaryDirectory() as own:
+        return CpuKernels(build(level, Path(own)), fixed_order=fixed_order, formats=formats)

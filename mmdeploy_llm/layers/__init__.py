@@ -1,0 +1,126 @@
+"""Building blocks for model authors: linear, norm, rotary embedding, MLP, mixture of experts, the
+standard decoder, vision transformer.
+
+Every module takes and returns plain tensors on one device. Its weights come from a checkpoint: the
+values of a new module are undefined until weights.load has filled it.
+"""
+
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
+from mmdeploy_llm.layers.basic.experts import Experts
+from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer, added, mixture_kernels, scaled
+from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear
+from mmdeploy_llm.layers.basic.mlp import MLP, Activation, GatedMLP, quick_gelu
+from mmdeploy_llm.layers.basic.norm import LateRMSNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.layers.basic.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
+from mmdeploy_llm.layers.states.gated_delta import GatedDeltaConfig, GatedDeltaNet
+from mmdeploy_llm.layers.states.mamba2 import Mamba2, Mamba2Config
+from mmdeploy_llm.layers.states.short_conv import GatedShortConv
+from mmdeploy_llm.layers.transfer import to_device
+
+from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
+from .decoder_config import AlibiConfig, DecoderConfig
+from .from_config import (
+    layer_rotaries,
+    layer_windows,
+    refuse_unread,
+    rotary_config,
+    sparse_layers,
+    standard_decoder,
+)
+from .gated_attention import GatedAttention
+from .grid_lm import GridLM, media_grid
+from .group_router import GroupRouter
+from .moe import MoEConfig, SoftmaxRouter
+from .plain_vision import (
+    PlainVisionAttention,
+    PlainVisionBlock,
+    PlainVisionConfig,
+    PlainVisionEncoder,
+    in_blocks,
+)
+from .vision import (
+    Grid,
+    PatchEmbed,
+    PositionTable,
+    Segments,
+    VisionAttention,
+    VisionBlock,
+    VisionConfig,
+    VisionEncoder,
+    axial_rotary,
+    frame_lengths,
+    grid_positions,
+    patch_positions,
+    vision_activation,
+    vision_theta,
+)
+
+__all__ = [
+    "MLP",
+    "Activation",
+    "AlibiConfig",
+    "Attention",
+    "CausalLM",
+    "Decoder",
+    "DecoderConfig",
+    "DecoderLayer",
+    "DecoderStep",
+    "Embedding",
+    "Experts",
+    "GatedAttention",
+    "GatedDeltaConfig",
+    "GatedDeltaNet",
+    "GatedMLP",
+    "GatedShortConv",
+    "Gates",
+    "Grid",
+    "GridLM",
+    "GroupRouter",
+    "KernelLayer",
+    "LateRMSNorm",
+    "LayerNorm",
+    "Linear",
+    "Mamba2",
+    "Mamba2Config",
+    "MergedLinear",
+    "MoEConfig",
+    "NewLayer",
+    "PatchEmbed",
+    "PlainVisionAttention",
+    "PlainVisionBlock",
+    "PlainVisionConfig",
+    "PlainVisionEncoder",
+    "PositionTable",
+    "RMSNorm",
+    "Rotary",
+    "RotaryConfig",
+    "RouteRule",
+    "Segments",
+    "SoftmaxRouter",
+    "VisionAttention",
+    "VisionBlock",
+    "VisionConfig",
+    "VisionEncoder",
+    "ZeroCenteredRMSNorm",
+    "added",
+    "alternating_axes",
+    "axial_rotary",
+    "frame_lengths",
+    "grid_positions",
+    "in_blocks",
+    "layer_rotaries",
+    "layer_windows",
+    "media_grid",
+    "mixture_kernels",
+    "patch_positions",
+    "quick_gelu",
+    "refuse_unread",
+    "rotary_config",
+    "scaled",
+    "sectioned_axes",
+    "sparse_layers",
+    "standard_decoder",
+    "to_device",
+    "vision_activation",
+    "vision_theta",
+]

@@ -1,0 +1,1 @@
+"""Pages of documents: ranges of them, and what a page is made of."""

@@ -1,0 +1,231 @@
+"""Reads the sound of files, through PyAV (FFmpeg): sound files, and videos with a sound track.
+
+Nothing that a header says about the length is believed, since recorders that write to a pipe do not
+know it: a file is decoded until it ends, or is longer than allowed. What is missing of the length
+that it states, and what else is left out, is noted.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import av
+import numpy as np
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.media.sound.headers.lengths import stated_seconds
+from mmdeploy_llm.media.sound.headers.parts import parts_of
+from mmdeploy_llm.media.sound.headers.tally import Tally
+
+from .limits import MAX_CHANNELS, check_values, no_samples, too_long
+from .options import RATES
+from .resampling import Resampler
+
+# Formats of decoded samples -> (what a whole number is divided by, its middle).
+SCALES = {
+    "u8": (128.0, 128.0),
+    "s16": (2.0**15, 0.0),
+    "s32": (2.0**31, 0.0),
+    "s64": (2.0**63, 0.0),
+    "flt": (1.0, 0.0),
+    "dbl": (1.0, 0.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The part of a sound that is read, in seconds. most: the longest that is allowed; because: by
+    whom, for the message."""
+
+    start: float = 0.0
+    end: float | None = None
+    most: float
+    because: str
+
+
+def read_container(
+    blob: bytes, name: str, rate: int, span: Span, notes: list[str] | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the samples of a part of a file, one channel at `rate`. name: FFmpeg's of its format.
+    notes: gets what was left out, where the file is read to its end.
+
+    Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
+    UnsupportedMediaError for one without sound.
+    """
+    read = Tally(name=name)
+    yield from _resampled(_cut(_mono(blob, name, read), span), rate)
+    if notes is not None and span.end is None:
+        notes += read.notes()
+
+
+@contextmanager
+def _opened(blob: bytes, name: str) -> Iterator[tuple[InputContainer, AudioStream]]:
+    """Opens the file; raises FFmpeg's errors as MediaError without their untrusted messages."""
+    try:
+        with av.open(
+            io.BytesIO(blob),
+            format=name,
+            metadata_errors="replace",
+            options={"protocol_whitelist": ""},
+        ) as container:
+            yield container, _stream(container)
+    except RequestError:
+        raise
+    except (av.error.FFmpegError, ValueError, ArithmeticError, EOFError) as error:
+        # The bytes are in memory: FFmpeg's PermissionError says nothing about a file.
+        what = "FFmpegError" if isinstance(error, PermissionError) else type(error).__name__
+        raise MediaError(
+            f"the {name} sound is corrupt or truncated ({what} while reading it)"
+        ) from None
+    except MemoryError:
+        raise MediaLimitError("there is not enough memory to decode the sound; cut it") from None
+
+
+def _stream(container: InputContainer) -> AudioStream:
+    """Returns the sound track that FFmpeg finds best: the default one of several languages."""
+    found = container.streams.best("audio")
+    if found is None:
+        kinds: list[str] = sorted({stream.type for stream in container.streams}) or ["nothing"]
+        if "audio" in kinds:
+            raise MediaError("the file's sound track says no channels or rate that can be used")
+        raise UnsupportedMediaError(
+            f"the file has no sound in it, only {', '.join(kinds)}; give a sound, or remove the "
+            "item"
+        )
+    assert isinstance(found, AudioStream)
+    if found.codec_context is None:
+        raise UnsupportedMediaError("the sound's codec is not known to this FFmpeg")
+    found.codec_context.thread_count = 1  # the intake already decodes in several threads
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Samples of one channel, float32, at a rate."""
+
+    samples: np.ndarray
+    rate: int
+
+
+def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
+    """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
+    for link in parts_of(blob, name):
+        read.num_damaged += link.num_lost
+        left = sys.maxsize if link.num_samples is None else link.num_samples
+        with _opened(link.blob, name) as (container, stream):
+            _note(read, link.blob, container, stream)
+            for frame in _frames(container, stream, read):
+                if samples := min(frame.samples, left):
+                    left -= samples
+                    block = _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
+                    read.seconds += samples / block.rate
+                    yield block
+    if read.is_corrupt:
+        raise MediaError(
+            f"the sound is corrupt: {read.num_damaged} of its {read.num_packets} packets cannot be "
+            "decoded"
+        )
+
+
+def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
+    """Adds what the header of a file, or of one link of it, says."""
+    own = float((stream.duration or 0) * (stream.time_base or 0))
+    tracks = [*container.streams.audio]
+    is_alone = len(container.streams) == 1  # a picture may be longer than its sound
+    whole = (container.duration or 0) / av.time_base if is_alone else 0.0
+    read.stated += stated_seconds(blob, read.name, own, whole)
+    languages = (track.language or "und" for track in tracks)
+    read.tracks, read.track = tuple(languages), tracks.index(stream)
+
+
+def _rate(frame: av.AudioFrame) -> int:
+    """Returns the samples per second. Raises MediaError for what no sound has, which would cost
+    minutes or gigabytes to resample."""
+    rate: int = frame.sample_rate
+    if rate not in RATES:
+        raise MediaError(
+            f"the sound says a sampling rate of {rate}, which must be {RATES[0]} to "
+            f"{RATES[-1]}; its header is damaged"
+        )
+    return rate
+
+
+def _frames(container: InputContainer, stream: AudioStream, read: Tally) -> Iterator[av.AudioFrame]:
+    try:
+        for packet in container.demux(stream):
+            try:
+                yield from packet.decode()
+                read.num_whole += 1
+            except av.error.FFmpegError:
+                read.num_damaged += 1
+    except av.error.FFmpegError:  # a file that is cut off: what came before is whole
+        if not read.num_whole:
+            raise
+
+
+def _mixed(frame: av.AudioFrame) -> np.ndarray:
+    """Returns the mean of the channels, as numpy computes it of soundfile's array."""
+    channels = len(frame.layout.channels)
+    if not 0 < channels <= MAX_CHANNELS:
+        raise MediaLimitError(
+            f"the sound has {channels} channels, {MAX_CHANNELS} are allowed; mix it"
+        )
+    name = frame.format.name.removesuffix("p")
+    if name not in SCALES:
+        raise UnsupportedMediaError(f"samples of the format {name} are not known here; convert it")
+    values = frame.to_ndarray()
+    values = values.T if frame.format.is_planar else values.reshape(-1, channels)
+    scale, middle = SCALES[name]
+    floats = np.ascontiguousarray(values, dtype=np.float32)
+    if scale != 1.0:
+        floats = (floats - np.float32(middle)) / np.float32(scale)
+    else:
+        check_values(floats)
+    return floats[:, 0] if channels == 1 else floats.T.mean(axis=0)
+
+
+def _cut(blocks: Iterator[_Block], span: Span) -> Iterator[_Block]:
+    """Yields what lies within the span. Raises for a sound that is too long, ends before the span
+    begins, or has no samples."""
+    seconds = taken = 0.0
+    for block in blocks:
+        first = max(0, round((span.start - seconds) * block.rate))
+        last = len(block.samples)
+        if span.end is not None:
+            last = min(last, max(0, round((span.end - seconds) * block.rate)))
+        seconds += len(block.samples) / block.rate
+        if last > first:
+            taken += (last - first) / block.rate
+            if taken > span.most + 0.5 / block.rate:
+                raise too_long(span.most, span.because)
+            yield _Block(samples=block.samples[first:last], rate=block.rate)
+        if span.end is not None and seconds >= span.end:
+            break
+    if not taken:
+        raise no_samples() if not seconds else after_end(span.start, seconds)
+
+
+def after_end(start: float, seconds: float) -> MediaError:
+    """Returns the error of a start after the end."""
+    return MediaError(f"the sound ends after {seconds:.2f} s, before its option start = {start:g}")
+
+
+def _resampled(blocks: Iterator[_Block], rate: int) -> Iterator[np.ndarray]:
+    """Yields samples at `rate`. The rate of a file may change: tracks that follow one another."""
+    resampler: Resampler | None = None
+    source_rate = 0
+    for block in blocks:
+        if resampler is None or block.rate != source_rate:
+            if resampler is not None:
+                yield from resampler.flush()
+            source_rate = block.rate
+            resampler = Resampler(source_rate, rate)
+        yield from resampler.push(block.samples)
+    if resampler is not None:
+        yield from resampler.flush()

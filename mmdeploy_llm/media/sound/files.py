@@ -1,0 +1,57 @@
+"""Decodes sound files in a worker process. Imports no torch, so that the worker is small."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
+from mmdeploy_llm.media.sound.headers.formats import ACCEPTED, sniff_file
+
+PIECE = 2**22  # samples in one message
+
+
+def format_of(blob: bytes) -> str:
+    """Returns FFmpeg's name of the format. Raises UnsupportedMediaError; MediaError: no bytes."""
+    if not blob:
+        raise MediaError("the sound is empty (0 bytes)")
+    name = sniff_file(blob)
+    if name is None:
+        raise UnsupportedMediaError(
+            f"the first bytes match no sound format that is supported; convert it to {ACCEPTED}"
+        )
+    return name
+
+
+def _container() -> Any:
+    """Returns the module that reads files. Raises UnsupportedMediaError without PyAV."""
+    try:
+        return importlib.import_module(f"{__package__}.container")
+    except ImportError as error:
+        raise UnsupportedMediaError(
+            f"sounds are decoded by PyAV: pip install av ({error})"
+        ) from error
+
+
+def decode(
+    blob: bytes, limits: Mapping[str, Any], rate: int, span: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yields the bytes of the samples of a part of a file, float32, one channel at `rate`, and with
+    the last ones notes of what was left out. Runs in a worker process, too. span: the fields of a
+    container.Span.
+
+    Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
+    UnsupportedMediaError for another format.
+    """
+    name, container = format_of(blob), _container()
+    held, notes = list[np.ndarray](), list[str]()
+    for piece in container.read_container(blob, name, rate, container.Span(**span), notes):
+        held.append(piece)
+        if sum(map(len, held)) >= PIECE:
+            yield {}, np.concatenate(held).view(np.uint8)
+            held = []
+    rest = np.concatenate(held) if held else np.zeros(0, np.float32)
+    yield {"notes": notes}, rest.view(np.uint8)

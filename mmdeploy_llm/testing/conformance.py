@@ -1,0 +1,396 @@
+"""Pytest classes that run the checks of parsers, processors and plugins.
+
+Each check of `checks/` becomes a test method named test_<check>. A subclass may override or mark
+one, or add its own tests with the fixture `subject`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+from mmdeploy_llm.hooks import (
+    ChatPartSpec,
+    Checkpoint,
+    CorpusFormatSpec,
+    LogitsProcessorSpec,
+    MediaLimits,
+    MediaProcessorSpec,
+    OutputSinkSpec,
+    ReasoningParserSpec,
+    ToolParserSpec,
+)
+from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
+from mmdeploy_llm.testing.data import corpus, outputs
+from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
+from mmdeploy_llm.testing.media import processors, splitters
+from mmdeploy_llm.testing.media.samples import CORRUPT
+from mmdeploy_llm.testing.media.subject import (
+    Options,
+    ProcessorSubject,
+    checkpoint_of,
+)
+from mmdeploy_llm.testing.media.truth import Reference, transformers_truth
+from mmdeploy_llm.testing.models.base import Check, CheckSkipped
+from mmdeploy_llm.testing.plugins import (
+    chat_parts,
+    fetchers,
+    fresh,
+    logits,
+    observers,
+    parsers,
+    plugins,
+    tools,
+)
+from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
+from mmdeploy_llm.testing.tiny import make_tokenizer
+
+
+def _method(name: str, check: Check) -> Any:
+    def test(self: Any, subject: Any) -> None:
+        try:
+            check(subject)
+        except CheckSkipped as reason:
+            pytest.skip(str(reason))
+
+    test.__name__ = name
+    test.__qualname__ = name
+    test.__doc__ = check.__doc__
+    return test
+
+
+class Conformance:
+    """Base class: creates a test method for each of `checks`, which gets the fixture `subject`. A
+    subclass that sets `checks` runs these instead of those of its base."""
+
+    checks: ClassVar[Sequence[Check]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "checks" not in cls.__dict__:
+            return
+        inherited = [check for base in cls.__mro__[1:] for check in vars(base).get("checks", ())]
+        for check in (*inherited, *cls.checks):
+            name = f"test_{check.__name__}"
+            if name not in cls.__dict__:
+                setattr(cls, name, _method(name, check) if check in cls.checks else None)
+
+
+class ReasoningParserConformance(Conformance):
+    """Tests a reasoning parser on examples, and on texts and prompts built from its `markers`.
+
+    spec: the parser.
+    examples: texts with the expected reasoning and content.
+    """
+
+    checks = parsers.CHECKS
+    spec: ClassVar[ReasoningParserSpec]
+    examples: ClassVar[Sequence[parsers.ParserExample]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> parsers.ParserSubject:
+        """The argument of the checks; `subject.new()` builds a parser."""
+        return parsers.ParserSubject(spec=cls.spec, examples=tuple(cls.examples))
+
+
+class ToolParserConformance(Conformance):
+    """Tests a parser of tool calls on examples, and on texts built from its `markers`.
+
+    spec: the parser.
+    examples: texts with the expected content and calls.
+    """
+
+    checks = tools.CHECKS
+    spec: ClassVar[ToolParserSpec]
+    examples: ClassVar[Sequence[tools.ToolParserExample]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> tools.ToolParserSubject:
+        """The argument of the checks; `subject.new()` builds a parser."""
+        return tools.ToolParserSubject(spec=cls.spec, examples=tuple(cls.examples))
+
+
+class LogitsProcessorConformance(Conformance):
+    """Tests a logits processor on random logits and requests, and on examples.
+
+    spec: the processor.
+    arguments: some that it accepts, each of which is tried. wrong_arguments: some that it refuses.
+    examples: logits before and after.
+    texts: outputs after which it acts, as texts or token ids.
+    """
+
+    checks = logits.CHECKS
+    spec: ClassVar[LogitsProcessorSpec]
+    arguments: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    wrong_arguments: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    examples: ClassVar[Sequence[logits.LogitsExample]] = ()
+    texts: ClassVar[Sequence[str | Sequence[int]]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> logits.LogitsProcessorSubject:
+        """The argument of the checks; `subject.new()` builds a processor."""
+        return logits.LogitsProcessorSubject(
+            spec=cls.spec,
+            arguments=tuple(cls.arguments),
+            wrong_arguments=tuple(cls.wrong_arguments),
+            examples=tuple(cls.examples),
+            texts=tuple(cls.texts),
+            new_tokenizer=make_tokenizer,
+        )
+
+
+class ChatPartConformance(Conformance):
+    """Tests a chat part on examples and on odd values of its keys.
+
+    spec: the part.
+    examples: parts with what they become in the end. wrong: parts that must be refused.
+    others: further specs of the plugin whose types it may become.
+    takes: the kinds of media that the model takes.
+    files: path or URL -> bytes, what `about.fetch` returns.
+    """
+
+    checks = chat_parts.CHECKS
+    spec: ClassVar[ChatPartSpec]
+    examples: ClassVar[Sequence[chat_parts.ChatPartExample]] = ()
+    wrong: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    others: ClassVar[Sequence[ChatPartSpec]] = ()
+    takes: ClassVar[tuple[str, ...]] = ("image", "video")
+    files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> chat_parts.ChatPartSubject:
+        """The argument of the checks; `subject.expand(part)` writes a part."""
+        return chat_parts.ChatPartSubject(
+            spec=cls.spec,
+            examples=tuple(cls.examples),
+            wrong=tuple(cls.wrong),
+            others=tuple(cls.others),
+            takes=cls.takes,
+            files=cls.files,
+        )
+
+
+class MediaProcessorConformance(Conformance):
+    """Tests a media processor.
+
+    Every attribute but `spec` has a default for images or videos in common file formats. For other
+    kinds of media, set at least `samples`, `corrupt` and `too_large`.
+
+    spec: the processor.
+    samples: name -> a source that a caller may pass: bytes of a file, or a loaded object. At least
+        two, of different content.
+    corrupt: name -> bytes that must raise MediaError. The bytes of all samples are also truncated
+        and damaged, which may raise MediaError and nothing else.
+    too_large: name -> (source, limits) that must raise MediaLimitError in `decode`. A file that is
+        truncated after its header shows that limits are checked before decoding.
+    options: the engine's mm_processor_kwargs for the factory.
+    other_options: options of the engine that change results; each alone must change the key where
+        it changes the result. Several dicts are tried one by one. None: there are no options.
+    item_options: the same for options of one item, such as a video's fps.
+    twins: name -> two sources that differ in a few bytes only, such as the last.
+    giants: name -> a few bytes whose header claims a giant; they must be refused.
+    reference_options: pairs (name of a sample, options of the item) with which results must equal
+        the reference's too.
+    pixel_tolerance: largest allowed difference of a value of a tensor from the reference's.
+    make_reference: override it for a reference of your own, which is called with (source, options,
+        markers) and returns a MediaTruth; by default it is transformers' processor of the
+        checkpoint.
+    """
+
+    checks = processors.CHECKS
+    spec: ClassVar[MediaProcessorSpec]
+    samples: ClassVar[Mapping[str, Any] | None] = None
+    corrupt: ClassVar[Mapping[str, bytes] | None] = None
+    too_large: ClassVar[Mapping[str, tuple[Any, MediaLimits]] | None] = None
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    other_options: ClassVar[Options] = None
+    item_options: ClassVar[Options] = None
+    twins: ClassVar[Mapping[str, tuple[Any, Any]] | None] = None
+    giants: ClassVar[Mapping[str, bytes] | None] = None
+    reference_options: ClassVar[Sequence[tuple[str, Mapping[str, Any]]]] = ()
+    pixel_tolerance: ClassVar[float] = 1e-5
+
+    @classmethod
+    def checkpoint(cls, folder: Path) -> Checkpoint:
+        """Returns the checkpoint for the factory; `folder` is empty and writable. By default it
+        has the files of the tiny checkpoint of an installed model that the spec names, without
+        weights, or nothing."""
+        return checkpoint_of(cls.spec, folder)
+
+    @staticmethod
+    def make_reference(kind: str, checkpoint: Checkpoint) -> Reference:
+        """Returns the reference. Raises CheckSkipped when there is none."""
+        return transformers_truth(kind, checkpoint)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        """The argument of the checks; `subject.processor` is built once per class."""
+        subject = ProcessorSubject(
+            spec=cls.spec,
+            checkpoint=cls.checkpoint(tmp_path_factory.mktemp("checkpoint")),
+            samples=cls.samples,
+            corrupt=cls.corrupt,
+            too_large=cls.too_large,
+            options=cls.options,
+            other_options=cls.other_options,
+            item_options=cls.item_options,
+            twins=cls.twins,
+            giants=cls.giants,
+            reference_options=cls.reference_options,
+            pixel_tolerance=cls.pixel_tolerance,
+            make_reference=cls.make_reference,
+        )
+        yield subject
+        subject.close()
+
+
+class SplitterConformance(Conformance):
+    """Tests a splitter: a media processor whose spec has `yields`.
+
+    spec: the splitter.
+    samples: name -> a source that a caller may pass, of at least one part each.
+    corrupt: name -> bytes that must raise MediaError. The bytes of all samples are also truncated
+        and damaged, which may raise MediaError and nothing else.
+    options: the engine's mm_processor_kwargs for the factory.
+    """
+
+    checks = splitters.CHECKS
+    spec: ClassVar[MediaProcessorSpec]
+    samples: ClassVar[Mapping[str, Any] | None] = None
+    corrupt: ClassVar[Mapping[str, bytes]] = CORRUPT
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        """The argument of the checks; `subject.splitter` is built once per class."""
+        subject = splitters.SplitterSubject(
+            spec=cls.spec,
+            checkpoint=checkpoint_of(cls.spec, tmp_path_factory.mktemp("checkpoint")),
+            samples=cls.samples,
+            corrupt=cls.corrupt,
+            options=cls.options,
+        )
+        yield subject
+        subject.close()
+
+
+class FetcherConformance(Conformance):
+    """Tests a plugin that fetches media (`fetch_media`) on files and on a server that it starts.
+
+    plugin: the module with the hook, its name, or the name of an installed plugin's entry point.
+    serves: URI -> bytes, for what only the plugin can name.
+    foreign: URIs that are another plugin's, for which it returns None.
+    limits: with which `serves` are served.
+    uri_of: (path) -> the URI by which the plugin reads this local file, or None; by default paths
+        and file:// URLs are tried.
+    url_of: (http URL) -> the URI by which the plugin fetches it, or None; by default the URL itself
+        is tried.
+    """
+
+    checks = fetchers.CHECKS
+    plugin: ClassVar[ModuleType | str]
+    serves: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+    foreign: ClassVar[Sequence[str]] = fetchers.FOREIGN
+    limits: ClassVar[MediaLimits] = MediaLimits()
+    uri_of: ClassVar[Any] = None
+    url_of: ClassVar[Any] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> fetchers.FetcherSubject:
+        """The argument of the checks."""
+        return fetchers.FetcherSubject(
+            fetch=PluginSubject.of(cls.plugin).loaded.fetch_media,
+            serves=cls.serves,
+            foreign=cls.foreign,
+            limits=cls.limits,
+            uri_of=cls.uri_of,
+            url_of=cls.url_of,
+        )
+
+
+class CorpusFormatConformance(Conformance):
+    """Tests a format of corpora.
+
+    spec: the format. file: of its plugin, where that is a single file.
+    samples: name -> bytes of a good file of the format, or its path, of a few rows each.
+    rows: name of a sample -> the rows that it has.
+    damaged: name -> (bytes, rows) of files with a damaged row, whose place in `rows` has None.
+    write: a static method (path, rows) that writes a file of the format, for files that the kit
+        makes: of rows with `id` and one column more. It raises for what it cannot store.
+    column: the name of that column.
+    values: name -> a value that the format can hold; None: all that `write` does not refuse.
+    """
+
+    checks = corpus.CHECKS
+    spec: ClassVar[CorpusFormatSpec]
+    file: ClassVar[Path | None] = None
+    samples: ClassVar[Mapping[str, bytes | Path]] = MappingProxyType({})
+    rows: ClassVar[Mapping[str, Sequence[Mapping[str, Any]]]] = MappingProxyType({})
+    damaged: ClassVar[Mapping[str, tuple[bytes, Sequence[Mapping[str, Any] | None]]]] = (
+        MappingProxyType({})
+    )
+    write: ClassVar[Any] = None
+    column: ClassVar[str] = "value"
+    values: ClassVar[Mapping[str, Any] | None] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> Any:
+        """The argument of the checks."""
+        return CorpusSubject(
+            spec=cls.spec,
+            file=cls.file,
+            samples=cls.samples,
+            rows=cls.rows,
+            damaged=cls.damaged,
+            write=cls.write,
+            column=cls.column,
+            values=cls.values,
+        )
+
+
+class OutputSinkConformance(Conformance):
+    """Tests a format of outputs: round trips, kills, a full disk, records that are removed.
+
+    spec: the format. file: of its plugin, where that is a single file.
+    """
+
+    checks = outputs.CHECKS
+    spec: ClassVar[OutputSinkSpec]
+    file: ClassVar[Path | None] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> outputs.OutputSubject:
+        """The argument of the checks."""
+        return outputs.OutputSubject(spec=cls.spec, file=cls.file)
+
+
+class PluginConformance(Conformance):
+    """Tests a plugin as a whole.
+
+    plugin: the module with the hook implementations, its name, or the name of an installed
+        plugin's entry point.
+    max_import_seconds: limit for importing the module, without importing `mmdeploy_llm.hooks`.
+    """
+
+    checks = plugins.CHECKS + fresh.CHECKS + observers.CHECKS
+    plugin: ClassVar[ModuleType | str]
+    max_import_seconds: ClassVar[float] = MAX_IMPORT_SECONDS
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> PluginSubject:
+        """The argument of the checks."""
+        return PluginSubject.of(cls.plugin, max_import_seconds=cls.max_import_seconds)

@@ -1,0 +1,1 @@
+"""Plain values that callers set and receive. Nothing here imports torch."""

@@ -1,0 +1,1 @@
+"""What an engine returns: outputs of requests, vectors and scores, measurements."""

@@ -1,0 +1,1 @@
+"""How values are written for people, and how words of users are understood."""

@@ -1,0 +1,202 @@
+"""PDFium: opens documents, says what they have, draws pages and reads their text. Runs in the
+worker processes of isolation only; the one file that imports pypdfium2."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.media.documents.page_ranges import parse_pages
+
+try:
+    import pypdfium2 as pdfium
+    import pypdfium2.raw as raw
+except ImportError:  # an extra
+    pdfium = raw = None
+
+MAX_PAGES = 100_000  # of a document: its own count may say anything
+MANY = 100  # pages, of which most should be readable
+MAX_TEXT = 2**20  # characters of a page's text
+WHITE = 0xFFFFFFFF
+NOT_INSTALLED = 'PDF documents are read by pypdfium2 (pip install "mmdeploy-llm[pdf]")'
+# What FPDF_GetLastError says after a document could not be opened.
+PASSWORD, SECURITY = 4, 5
+
+
+def describe(
+    blob: bytes, limits: Mapping[str, Any], password: str | None, pages: str | None
+) -> Iterator[tuple[dict[str, Any], None]]:
+    """Yields the number of pages, and of the wanted ones the indexes and the sizes in points,
+    upright and cropped; (0, 0) for one that cannot be read. pages: see parse_pages; None: all."""
+    with _opened(blob, password) as document:
+        count = raw.FPDF_GetPageCount(document)
+        _check_count(count)
+        wanted = range(count) if pages is None else parse_pages(pages, count)
+        sizes = [_size_at(document, index) for index in wanted]
+        if pages is None:
+            _check_readable(sizes)
+        yield {"num_pages": count, "indexes": list(wanted), "sizes": sizes}, None
+
+
+def draw(
+    blob: bytes, limits: Mapping[str, Any], password: str | None, page: int, size: tuple[int, int]
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yields a page on white, uint8 [height, width, 3], with its annotations and what its forms
+    hold. page: its index. size: (width, height) in pixels."""
+    width, height = size
+    if width * height > limits["max_pixels"]:
+        raise MediaLimitError(
+            f"page {page + 1} would have {width} x {height} pixels, {limits['max_pixels']} are "
+            "allowed; give a lower dpi"
+        )
+    with (
+        _opened(blob, password) as document,
+        _forms(document) as forms,
+        _page(document, page) as opened,
+    ):
+        raw.FORM_OnAfterLoadPage(opened, forms)
+        pixels = _drawn(opened, forms, width, height)
+        if pixels.min() == 255 and _has_lost_picture(opened):
+            raise MediaError(f"page {page + 1} is blank: its picture cannot be decoded")
+        yield {}, pixels
+        raw.FORM_OnBeforeClosePage(opened, forms)
+
+
+def read_text(
+    blob: bytes, limits: Mapping[str, Any], password: str | None, page: int
+) -> Iterator[tuple[dict[str, Any], None]]:
+    """Yields the text of a page that its file holds, "" for a page that is a picture."""
+    with _opened(blob, password) as document, _page(document, page) as opened:
+        text = raw.FPDFText_LoadPage(opened)
+        if not text:
+            raise MediaError(f"the text of page {page + 1} cannot be read; its content is damaged")
+        try:
+            yield {"text": _all_text(text)}, None
+        finally:
+            raw.FPDFText_ClosePage(text)
+
+
+@contextmanager
+def _opened(blob: bytes, password: str | None) -> Iterator[Any]:
+    """Opens a document. Raises MediaError for one that is broken or needs another password."""
+    if raw is None:
+        raise UnsupportedMediaError(NOT_INSTALLED)
+    if not blob:
+        raise MediaError("the pdf is empty (0 bytes)")
+    # The library is set up when it is imported; the bytes must outlive the document.
+    secret = None if password is None else password.encode() + b"\0"
+    document = raw.FPDF_LoadMemDocument64(blob, len(blob), secret)
+    if not document:
+        raise _unopened(raw.FPDF_GetLastError(), password)
+    try:
+        yield document
+    finally:
+        raw.FPDF_CloseDocument(document)
+
+
+def _unopened(code: int, password: str | None) -> MediaError:
+    """Returns the error for a document that did not open."""
+    if code == PASSWORD and password is None:
+        return MediaError(
+            "the pdf is encrypted and needs a password: --password of `mmdeploy-llm read`, in a "
+            "prompt the option password of the document"
+        )
+    if code == PASSWORD:
+        return MediaError("the pdf is encrypted, and the password is a wrong one")
+    if code == SECURITY:
+        return UnsupportedMediaError("the pdf is encrypted in a way that PDFium cannot read")
+    return MediaError("the pdf is damaged, or no PDF: PDFium finds no document in it")
+
+
+def _check_count(count: int) -> None:
+    if count < 1:
+        raise MediaError("the pdf has no pages")
+    if count > MAX_PAGES:
+        raise MediaLimitError(f"the pdf says that it has {count} pages, {MAX_PAGES} are allowed")
+
+
+def _check_readable(sizes: Sequence[tuple[float, float]]) -> None:
+    """Raises MediaError for a number of pages that is a lie: each would be an item that fails."""
+    num_read = sum(size != (0.0, 0.0) for size in sizes)
+    if len(sizes) > MANY and num_read < len(sizes) / 2:
+        raise MediaError(
+            f"the pdf says that it has {len(sizes)} pages, of which {num_read} can be read; it is "
+            "damaged"
+        )
+
+
+def _size_at(document: Any, index: int) -> tuple[float, float]:
+    size = raw.FS_SIZEF()
+    is_read = raw.FPDF_GetPageSizeByIndexF(document, index, ctypes.byref(size))
+    return (size.width, size.height) if is_read else (0.0, 0.0)
+
+
+@contextmanager
+def _page(document: Any, index: int) -> Iterator[Any]:
+    page = raw.FPDF_LoadPage(document, index)
+    if not page:
+        raise MediaError(f"page {index + 1} of the pdf cannot be read; its object is damaged")
+    try:
+        yield page
+    finally:
+        raw.FPDF_ClosePage(page)
+
+
+@contextmanager
+def _forms(document: Any) -> Iterator[Any]:
+    """Opens what a document's forms hold; scripts of documents are not run."""
+    info = raw.FPDF_FORMFILLINFO(version=2)
+    forms = raw.FPDFDOC_InitFormFillEnvironment(document, info)
+    try:
+        yield forms
+    finally:
+        if forms:
+            raw.FPDFDOC_ExitFormFillEnvironment(forms)
+
+
+def _drawn(page: Any, forms: Any, width: int, height: int) -> np.ndarray:
+    """Draws a page onto a bitmap of its own, whose rows may be longer than `width`."""
+    bitmap = raw.FPDFBitmap_CreateEx(width, height, raw.FPDFBitmap_BGRx, None, 0)
+    if not bitmap:
+        raise MemoryError
+    try:
+        raw.FPDFBitmap_FillRect(bitmap, 0, 0, width, height, WHITE)
+        at = (0, 0, width, height, 0, raw.FPDF_ANNOT)
+        raw.FPDF_RenderPageBitmap(bitmap, page, *at)
+        if forms:
+            raw.FPDF_FFLDraw(forms, bitmap, page, *at)
+        stride = raw.FPDFBitmap_GetStride(bitmap)
+        address = raw.FPDFBitmap_GetBuffer(bitmap)
+        rows = (ctypes.c_ubyte * (stride * height)).from_address(
+            ctypes.cast(address, ctypes.c_void_p).value
+        )
+        pixels = np.frombuffer(rows, np.uint8).reshape(height, stride)[:, : 4 * width]
+        return np.ascontiguousarray(pixels.reshape(height, width, 4)[:, :, 2::-1])
+    finally:
+        raw.FPDFBitmap_Destroy(bitmap)
+
+
+def _has_lost_picture(page: Any) -> bool:
+    """Returns whether a picture on a page cannot be decoded: PDFium leaves it out."""
+    for number in range(raw.FPDFPage_CountObjects(page)):
+        found = raw.FPDFPage_GetObject(page, number)
+        if raw.FPDFPageObj_GetType(found) == raw.FPDF_PAGEOBJ_IMAGE:
+            bitmap = raw.FPDFImageObj_GetBitmap(found)
+            if not bitmap:
+                return True
+            raw.FPDFBitmap_Destroy(bitmap)
+    return False
+
+
+def _all_text(text: Any) -> str:
+    """Returns the characters of a page, with plain line ends."""
+    count = min(max(0, raw.FPDFText_CountChars(text)), MAX_TEXT)
+    buffer = (ctypes.c_ushort * (2 * count + 1))()
+    written = raw.FPDFText_GetText(text, 0, count, buffer)
+    found = bytes(buffer)[: 2 * max(0, written - 1)].decode("utf-16-le", errors="replace")
+    return found.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")

@@ -1,0 +1,361 @@
+"""Windows of long sounds, what is joined of them, and the files that are written."""
+
+import io
+import json
+import os
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+
+import av
+import numpy as np
+import pytest
+
+from mmdeploy_llm.batch.speech.again import is_poor
+from mmdeploy_llm.batch.speech.joining import Line, joined
+from mmdeploy_llm.batch.speech.plan import plan
+from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish
+from mmdeploy_llm.batch.speech.windows import windows_of
+from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import Heard, Spoken
+from tests.media.sound_files import RATE, noise, wav16
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (0, [(0, 0)]),
+        (30, [(0, 30)]),
+        (31, [(0, 30), (25, 31)]),
+        (55, [(0, 30), (25, 55)]),
+        (56, [(0, 30), (25, 55), (50, 56)]),
+    ],
+)
+def test_windows_cover_a_sound_once(length, expected):
+    assert [(own.first, own.end) for own in windows_of(length, 30, 5)] == expected
+
+
+@pytest.mark.parametrize("overlap", [-1, 15, 40])
+def test_windows_that_overlap_too_far(overlap):
+    with pytest.raises(ConfigError, match="less than half a window"):
+        next(windows_of(100, 30, overlap))
+
+
+def lines(*rows):
+    return [Line(start=start, end=end, text=text) for start, end, text in rows]
+
+
+def rows(found):
+    return [(line.start, line.end, line.text) for line in found]
+
+
+def test_a_sentence_that_both_windows_have_stands_once():
+    one = lines((0, 20, "A b."), (20, 27, "C d."), (27, 30, "E f g"))
+    two = lines((20.5, 27.1, "C d."), (27.1, 33, "E f g h."), (33, 40, "I."))
+    found = joined([(0, 30, one), (25, 55, two)])
+    assert rows(found) == [
+        (0, 20, "A b."), (20, 27, "C d."), (27.1, 33, "E f g h."), (33, 40, "I.")
+    ]  # fmt: skip
+
+
+def test_words_of_a_sentence_that_was_cut_stand_once():
+    one = lines((0, 22, "Yes."), (22, 30, "Then we went to the st"))
+    two = lines((25, 33, "went to the station, they say."), (33, 40, "I."))
+    found = joined([(0, 30, one), (25, 55, two)])
+    assert rows(found) == [
+        (0, 22, "Yes."), (22, 25, "Then we"), (25, 33, "went to the station, they say."),
+        (33, 40, "I."),
+    ]  # fmt: skip
+
+
+def test_characters_of_scripts_without_spaces():
+    found = joined([
+        (0, 30, lines((20, 30, "然后我们去了火车"))),
+        (25, 55, lines((25, 33, "去了火车站。"))),
+    ])  # fmt: skip
+    assert rows(found) == [(20, 25, "然后我们"), (25, 33, "去了火车站。")]
+
+
+def test_words_that_differ_stay():
+    found = joined([(0, 30, lines((20, 30, "a b"))), (25, 55, lines((26, 33, "c d")))])
+    assert rows(found) == [(20, 26, "a b"), (26, 33, "c d")]
+
+
+def test_punctuation_alone_is_not_said_twice():
+    found = joined([(0, 30, lines((20, 30, "a -"))), (25, 55, lines((26, 33, "- b")))])
+    assert rows(found) == [(20, 26, "a -"), (26, 33, "- b")]
+
+
+def test_windows_are_cut_where_a_sentence_ends_near_the_middle_of_the_overlap():
+    one = lines((0, 25.5, "A."), (25.5, 27.4, "B."), (27.4, 30, "C d"))
+    two = lines((25, 25.6, "A."), (25.6, 27.4, "X."), (27.4, 33, "C d e."))
+    found = joined([(0, 30, one), (25, 55, two)])
+    assert rows(found) == [(0, 25.5, "A."), (25.5, 27.4, "B."), (27.4, 33, "C d e.")]
+
+
+def test_times_never_fall():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        windows = []
+        for index in range(4):
+            begin = index * 25.0
+            times = np.sort(rng.uniform(0, 30, 8)) + begin
+            own = [(a, b, rng.choice(["a b", "b c", "c"])) for a, b in times.reshape(4, 2)]
+            windows.append((begin, begin + 30, lines(*own)))
+        found = joined(windows)
+        times = [moment for line in found for moment in (line.start, line.end)]
+        assert times == sorted(times)
+
+
+TWO = lines((0, 1.5, "A <b> & c"), (3661.0019, 3662, "two\n\nlines"))
+
+
+def test_formats():
+    assert FORMATS["srt"](TWO) == (
+        "1\n00:00:00,000 --> 00:00:01,500\nA <b> & c\n\n"
+        "2\n01:01:01,002 --> 01:01:02,000\ntwo lines\n"
+    )
+    assert FORMATS["vtt"](TWO) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nA &lt;b&gt; &amp; c\n\n"
+        "01:01:01.002 --> 01:01:02.000\ntwo lines\n"
+    )
+    assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
+    assert json.loads(FORMATS["json"](TWO))[0] == {"start": 0, "end": 1.5, "text": "A <b> & c"}
+    assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
+
+
+TEXTS = {  # what a model may say -> what a reader of subtitles makes of it
+    "a --> b": "a -> b",
+    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 -> 00:00:02,000",
+    "R&D & <i>x</i> <b": "R&D & <i>x</i> <b",
+    "1": "1",
+    "NOTE this": "NOTE this",
+    "WEBVTT": "WEBVTT",
+    "two\n\nlines\r\nthree": "two lines three",
+    "nul\x00 byte\x1b[31m": "nul byte[31m",
+    "line\u2028separator": "line separator",
+    "\x00": None,
+    "": None,
+    "the end": "the end",
+}
+
+
+@pytest.mark.parametrize("name", ["srt", "vtt"])
+def test_another_reader_finds_every_text(name):
+    """FFmpeg reads what is written, also around whole hours, in lines that overlap or run back."""
+    spans = [(3599.9996 + 2 * at, 3602 + 2 * at) for at in range(len(TEXTS))]
+    spans[-1] = (360_000, 359_999)
+    own = [Line(start=a, end=b, text=text) for (a, b), text in zip(spans, TEXTS, strict=True)]
+    with av.open(
+        io.BytesIO(FORMATS[name](own).encode()), format={"vtt": "webvtt"}.get(name, name)
+    ) as file:
+        read = [bytes(packet).decode() for packet in file.demux() if packet.size]
+    wanted = [text for text in TEXTS.values() if text is not None]
+    found = [unescape(text) for text in read] if name == "vtt" else read
+    assert [text.replace("-->", "->") for text in found] == wanted
+
+
+def test_a_subtitle_ends_after_it_begins():
+    line = [Line(start=2.0, end=2.0, text="yes")]
+    assert FORMATS["vtt"](line) == "WEBVTT\n\n00:00:02.000 --> 00:00:02.100\nyes\n"
+    assert "00:00:02,000 --> 00:00:02,100" in FORMATS["srt"](line)
+
+
+def test_names_of_formats():
+    assert read_formats("SRT, txt,srt") == ("srt", "txt")
+    for text in ("doc", ""):
+        with pytest.raises(ConfigError, match="json, srt, txt, vtt"):
+            read_formats(text)
+
+
+def test_a_file_is_written_whole(tmp_path):
+    write(tmp_path / "sub" / "a.txt", "ä\n")
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["a.txt"]
+    assert (tmp_path / "sub" / "a.txt").read_bytes() == "ä\n".encode()
+
+
+def names(planned, root):
+    return {
+        str(path.relative_to(root))
+        for task in planned.tasks.values()
+        for path in task.targets.values()
+    }
+
+
+def test_where_transcripts_go(tmp_path):
+    for name in ("a.wav", "b/c.wav", "b/c.mp3", "d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(wav16(noise(0.1)) if name[0] != "d" else b"text")
+    whole = plan([str(tmp_path)], ("srt", "txt"), None)
+    expected = {"a.srt", "a.txt", "b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt", "b/c.mp3.txt"}
+    assert (names(whole, tmp_path), whole.num_done) == (expected, 0)
+    assert ".txt" in "".join(whole.told), "a file that is no sound is told"
+    other = plan([str(tmp_path / "b")], ("vtt",), tmp_path / "out")
+    assert names(other, tmp_path) == {"out/c.wav.vtt", "out/c.mp3.vtt"}
+    for name in ("a.srt", "a.txt", "b/c.mp3.txt"):
+        (tmp_path / name).write_text("")
+    rest = plan([str(tmp_path)], ("srt", "txt"), None)
+    assert names(rest, tmp_path) == {"b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt"}
+    assert rest.num_done == 1
+    again = plan([str(tmp_path)], ("srt", "txt"), None, overwrite=True)
+    assert names(again, tmp_path) == expected
+    with pytest.raises(ConfigError):
+        plan([str(tmp_path / "out")], ("srt",), None)
+
+
+def test_no_two_files_have_one_transcript(tmp_path):
+    """Neither those of one name in two folders, nor one whose name another's becomes."""
+    for name in ("one/a.wav", "two/a.wav", "two/b.mp3", "two/b.wav", "two/b.mp3.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(wav16(noise(0.1)))
+    both = [str(tmp_path / name) for name in ("one", "two")]
+    expected = {"one/a.srt", "two/a.srt", "two/b.mp3.srt", "two/b.wav.srt", "two/b.mp3.wav.srt"}
+    for folder in (None, tmp_path):
+        assert names(plan(both, ("srt",), folder), tmp_path) == expected
+    assert names(plan(both[:1], ("srt",), tmp_path), tmp_path) == {"a.srt"}
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.wav")
+    (found,) = run([tmp_path / "a.wav"], Engine()).values()
+    assert found.error.endswith("the file is not a regular file")
+
+
+def test_folders_that_cannot_be_written_are_told_first(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.wav", 0.1)
+    with pytest.raises(ConfigError, match=r"a\.wav cannot be made for transcripts: "):
+        plan([str(path)], ("srt",), path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written to; give another folder by --output"):
+        plan([str(path)], ("srt",), None)
+
+
+class Rule:
+    """Hears the number of the second with which a window of 3 seconds begins."""
+
+    seconds, rate = 3.0, RATE
+
+    def prompt(self, language, task, before):
+        return f"{before}/{language}/{task}"
+
+    def read(self, ids):
+        spoken = Spoken(start=0.5, end=None, ids=tuple(ids))
+        return Heard(language="de", spoken=(spoken,))
+
+
+class Engine:
+    """failing: numbers of prompts. poor: the temperature up to which prompt 0 is cut off."""
+
+    def __init__(self, failing=(), poor=None):
+        self.asked, self.failing, self.poor = [], failing, poor
+        self.temperatures = []
+
+    def generate_iter(self, prompts, params):
+        for number, prompt in enumerate(prompts):
+            self.asked.append(prompt)
+            self.temperatures.append(params.temperature)
+            is_ok = number not in self.failing
+            is_cut = not number and self.poor is not None and params.temperature <= self.poor
+            reason = "length" if is_cut else "stop"
+            ids = SimpleNamespace(token_ids=[number], finish_reason=reason) if is_ok else None
+            yield SimpleNamespace(item=prompt, is_ok=is_ok, outputs=ids, error_msg="too hot")
+
+    def get_tokenizer(self):
+        return SimpleNamespace(decode=lambda ids, **_: f" {ids[0]} ")
+
+
+def written(path, seconds):
+    path.write_bytes(wav16(noise(seconds)))
+    return path
+
+
+def run(paths, engine, **wish):
+    transcriber = Transcriber(engine, Rule(), Wish(overlap=1.0, **wish))
+    return {found.path.name: found for found in transcriber.run(paths)}
+
+
+def test_files_become_lines_and_failures_stay_alone(tmp_path):
+    engine = Engine(failing=[3])
+    paths = [written(tmp_path / "a.wav", 4), tmp_path / "gone.wav", written(tmp_path / "b.wav", 1)]
+    paths += [written(tmp_path / "c.wav", 2), tmp_path / "bad.wav"]
+    (tmp_path / "bad.wav").write_bytes(b"RIFF")
+    found = run(paths, engine, language="de", before="ACME")
+    assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
+    assert (found["a.wav"].seconds, found["a.wav"].languages) == (4, ("de",))
+    assert rows(found["b.wav"].lines) == [(0.5, 1, "2")]
+    assert found["c.wav"].error == "from second 0 on: too hot"
+    assert found["gone.wav"].error == "the file does not exist"
+    assert found["bad.wav"].error
+    sizes = [len(prompt["multimodal_data"]["audio"]["array"]) for prompt in engine.asked]
+    assert sizes == [3 * RATE, 2 * RATE, RATE, 2 * RATE]
+    assert {prompt["prompt"] for prompt in engine.asked} == {"ACME/de/transcribe"}
+
+
+@pytest.mark.parametrize(("poor", "asked"), [(0.0, 1), (0.5, 3), (1.0, 5)])
+def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
+    engine = Engine(poor=poor)
+    found = run([written(tmp_path / "a.wav", 4), written(tmp_path / "b.wav", 1)], engine)
+    assert engine.temperatures == [0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0][: 3 + asked]
+    assert list(found) == ["b.wav", "a.wav"]
+    assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
+    assert (found["a.wav"].num_again, found["b.wav"].num_again) == (1, 0)
+    assert found["a.wav"].doubtful == ((0.0,) if poor == 1.0 else ())
+    words = "1 window asked for again, doubtful, repeated or cut off, from 0 s"
+    assert (words in found["a.wav"].told) == (poor == 1.0)
+
+
+def test_files_with_poor_answers_do_not_wait_for_all_others(tmp_path, monkeypatch):
+    """They are asked for again before more files are read; what waits holds its window alone."""
+    monkeypatch.setattr("mmdeploy_llm.batch.speech.run.MOST_AGAIN", 1)
+    engine = Engine(poor=0.0)
+    found = run([written(tmp_path / f"{name}.wav", 4) for name in "abc"], engine)
+    assert list(found) == ["a.wav", "b.wav", "c.wav"]
+    assert [own.num_again for own in found.values()] == [1, 1, 1]
+    assert engine.temperatures == [0, 0, 0.2] * 3
+    arrays = [prompt["multimodal_data"]["audio"]["array"] for prompt in engine.asked]
+    assert all(array.base is None for array in arrays)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "expected"),
+    [
+        ("", "stop", False),
+        ("Yes, of course. Then we went to the station, they say.", "stop", False),
+        ("Thank you. " * 40, "stop", True),
+        ("谢谢观看" * 30, "stop", True),
+        ("no no no", "stop", False),
+        ("Yes.", "length", True),
+    ],
+)
+def test_poor_answers(text, reason, expected):
+    assert is_poor(text, reason) is expected
+
+
+def test_silence_is_not_asked_about(tmp_path):
+    engine, path = Engine(), tmp_path / "a.wav"
+    path.write_bytes(wav16(noise(2) * 0))
+    (found,) = run([path], engine).values()
+    assert (engine.asked, found.lines, found.error) == ([], (), None)
+    assert found.told == f"{path}: 2 s, 0 lines, 1 window of digital silence"
+
+
+def test_an_end_that_is_missing_is_told(tmp_path):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav16(noise(1), size=3 * 3600 * 2 * RATE))
+    (found,) = run([path], Engine()).values()
+    assert found.told.endswith("its header says 10800.0 s: it may be cut off")
+
+
+def test_a_line_about_a_file_is_short():
+    told = Transcript(path=Path("a"), seconds=700, doubtful=tuple(range(0, 300, 25))).told
+    assert told.endswith("from 0 s, 25 s, 50 s, 75 s, 100 s, 7 more")
+
+
+def test_wrong_wishes():
+    for wish in ({"task": "summarize"}, {"overlap": -1.0}, {"overlap": float("nan")}):
+        with pytest.raises(ConfigError):
+            Wish(**wish)
+    with pytest.raises(ConfigError, match=r"by 2 seconds: this model hears \S+ at once"):
+        Transcriber(Engine(), Rule(), Wish(overlap=2.0))
+    Transcriber(Engine(), Rule(), Wish())  # by default a quarter of what the model hears, at most
