@@ -9,16 +9,15 @@ Fails the run below 97 %. The options are those of coverage.py in pyproject.toml
 
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import coverage
 import pytest
 from slipcover.importer import FileMatcher, SlipcoverMetaPathFinder, wrap_pytest
 from slipcover.slipcover import Slipcover
 
-ROOT = Path(__file__).parent.parent
-SOURCES = ROOT / "src"
-MATCHER = FileMatcher((str(SOURCES),))
+from tests.tree import HOMES, ROOT, shipped
+
+MATCHER = FileMatcher(tuple(str(home / package) for package, home in HOMES.items()))
 CONFIG = ROOT / "pyproject.toml"
 LEAST = 97.0  # percent
 
@@ -47,7 +46,7 @@ class LineCoverage:
         data = coverage.CoverageData(basename=str(ROOT / ".coverage"))
         data.erase()
         data.add_lines(self.lines)
-        packages = (found.parent for found in SOURCES.rglob("__init__.py"))
+        packages = (found.parent for found in shipped("__init__.py").values())
         data.touch_files(str(path) for folder in packages for path in folder.glob("*.py"))
         data.write()
         options = {

@@ -1,5 +1,5 @@
-"""Calls that only some systems have stand behind mmdeploy_llm/system/portable/, and the package works
-in a process that lacks them."""
+"""Calls that only some systems have go through mmdeploy_llm/system/portable/, and the
+package works in a process that lacks them."""
 
 import ast
 import json
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tree import shipped
+
 ROOT = Path(__file__).parents[1]
-SOURCES = ROOT / "src"
 PORTABLE = "mmdeploy_llm/system/portable/"
 FAKE = Path(__file__).parent / "fake_system"
 
@@ -116,11 +117,10 @@ def mode_of(call, place):
     return str(getattr(found[0], "value", "b"))
 
 
-def misplaced(root):
-    """Returns the places of such names outside the portable room and their own files."""
+def misplaced():
+    """Returns the places of such names outside system/portable/ and their own files."""
     wrong = []
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
+    for name, path in shipped().items():
         if name.startswith(PORTABLE) or "templates" in path.parts:
             continue
         allowed = ALONE.get(name, "").split()
@@ -131,13 +131,13 @@ def misplaced(root):
 
 
 def test_calls_of_one_system_are_in_their_modules():
-    assert misplaced(SOURCES) == []
+    assert misplaced() == []
 
 
 def test_text_files_name_their_encoding():
     wrong = [
         f"{path}:{line}"
-        for path in SOURCES.rglob("*.py")
+        for path in shipped().values()
         for line in texts_of_any_encoding(ast.parse(path.read_text("utf-8")))
     ]
     assert wrong == []
@@ -163,8 +163,9 @@ def test_the_rule_of_encodings(text, is_found):
 
 
 def test_no_place_is_allowed_that_is_not_needed():
+    files = shipped()
     for name, allowed in ALONE.items():
-        found = {it for _, it in found_in(ast.parse((SOURCES / name).read_text("utf-8")))}
+        found = {it for _, it in found_in(ast.parse(files[name].read_text("utf-8")))}
         assert set(allowed.split()) <= found, name
 
 

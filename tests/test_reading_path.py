@@ -11,10 +11,10 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.testing.tiny import write_tiny
+from tests.tree import HOMES, ROOT
 
-ROOT = Path(__file__).parent.parent
 MAP = ROOT / "mmdeploy_llm/README.md"
-OURS = [ROOT / "src"]
+OURS = [home / package for package, home in HOMES.items()]
 MAX_LINES = 3000  # of the files that are read in order
 MAX_RUN_LINES = 3420  # of the functions that one request runs, in all threads
 OPTIONS = {

@@ -53,7 +53,8 @@ class ModelSpec:
     question: what a batch asks about an item of media where nobody gives a question, such as a
         space for a model that begins its answer with the prompt; None: to describe it.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.layers.pooling.rules that say how the
-        family makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
+        family makes vectors and scores pairs, where a checkpoint's folder does not; None: as any
+        model.
     encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a prompt is divided
         between encoder and decoder. Media have no placeholders, and the Model has the attribute
         `cross`. None: media stand in the prompt.

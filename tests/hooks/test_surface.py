@@ -52,7 +52,6 @@ MODULES = (
     "mmdeploy_llm.weights.map",
     "mmdeploy_llm.weights.quantized",
     "mmdeploy_llm_processors.from_transformers",
-    "mmdeploy_llm_processors.image.decode",
     "mmdeploy_llm_processors.image.embedded",
     "mmdeploy_llm_processors.image.options",
     "mmdeploy_llm_processors.image.patches",
@@ -60,14 +59,11 @@ MODULES = (
     "mmdeploy_llm_processors.image.special_texts",
     "mmdeploy_llm_processors.image.tiling.tile_processor",
     "mmdeploy_llm_processors.image.tiling.tiles",
-    "mmdeploy_llm_processors.isolation",
     "mmdeploy_llm_processors.sized",
-    "mmdeploy_llm_processors.video.opening",
     "mmdeploy_llm_processors.video.options",
     "mmdeploy_llm_processors.video.processor",
     "mmdeploy_llm_processors.video.select",
     "mmdeploy_llm_processors.video.timed",
-    "mmdeploy_llm_processors.video.timeline",
 )
 ADDED = (
     "{name} is new in the surface of plugins. If that is meant, record it with "

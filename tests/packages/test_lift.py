@@ -17,7 +17,7 @@ from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.testing import make_tokenizer, write_checkpoint, write_tiny
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT / "src" / f"mmdeploy_llm_{kind}" for kind in ("plugins", "processors")]
+FOLDERS = [ROOT / kind / f"mmdeploy_llm_{kind}" for kind in ("plugins", "processors")]
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 PLUGINS = ENTRY_POINTS["mmdeploy_llm"]
 OURS = re.compile(r"\bmmdeploy_llm_(?:plugins|processors)\.(\w+)")

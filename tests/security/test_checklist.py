@@ -39,18 +39,17 @@ from mmdeploy_llm.values.options.runtime_config import (
 )
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.tree import shipped
 
 ROOT = Path(__file__).parents[2]
 HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}
 PLACE = "<|image_pad|>"
-SHIPPED = ROOT / "src"
 
 
 @functools.cache
 def trees():
     """(name, syntax tree) of every shipped file."""
-    paths = sorted(SHIPPED.rglob("*.py"))
-    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_bytes())) for path in paths]
+    return [(name, ast.parse(path.read_bytes())) for name, path in shipped().items()]
 
 
 def png(width, height, body=b""):
@@ -110,11 +109,11 @@ def test_01_one_url_parser():
     users = {
         name
         for name, tree in trees()
-        if name.startswith("processors/mmdeploy_llm_processors/remote/")
+        if name.startswith("mmdeploy_llm_processors/remote/")
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and "urllib" in str(node.module)
     }
-    assert users == {"processors/mmdeploy_llm_processors/remote/url.py"}
+    assert users == {"mmdeploy_llm_processors/remote/url.py"}
 
 
 # 2 local paths confined to a root, symlinks resolved

@@ -115,7 +115,11 @@ def num_words(text):
 def site(tmp_path):
     """The site that `make docs` has built of these very files, or a new one."""
     built = ROOT / "site"
-    sources = [path for name in ("docs", "examples", "src") for path in (ROOT / name).rglob("*")]
+    sources = [
+        path
+        for name in ("docs", "examples", "mmdeploy_llm", "plugins", "processors")
+        for path in (ROOT / name).rglob("*")
+    ]
     sources += [*ROOT.glob("*.md"), ROOT / "mkdocs.yml", ROOT / "pyproject.toml"]
     files = [path for path in sources if path.is_file() and path.suffix != ".pyc"]
     index = built / "index.html"

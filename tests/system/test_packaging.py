@@ -8,20 +8,15 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib import metadata
-from pathlib import Path
 
 import pytest
 
 from mmdeploy_llm.kernels.cpu import prebuilt
 from mmdeploy_llm.kernels.cpu.build import levels_of
+from tests.tree import HOMES, ROOT, shipped
 
 pytestmark = pytest.mark.full
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "src"
-PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins", "mmdeploy_llm_processors")
-MIN_SETUPTOOLS = 77  # the first to read `license = "Apache-2.0"`
 MAX_WHEEL_BYTES = 20 * 2**20
 # Most of a library are products: of rows in two types by weights of ten kinds, each for blocks of
 # rows of several sizes.
@@ -33,21 +28,18 @@ PLATFORM_HERE = prebuilt.PLATFORMS.get((sys.platform, platform.machine()))
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of this tree, so that building leaves the tree clean."""
-    found = metadata.version("setuptools")
-    if int(found.split(".")[0]) < MIN_SETUPTOOLS:
-        pytest.skip(f"setuptools {found} is installed, building needs {MIN_SETUPTOOLS}")
     tree = tmp_path_factory.mktemp("tree")
-    shutil.copytree(
-        SOURCES, tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-    )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("mmdeploy_llm", "plugins", "processors"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree)
     return tree
 
 
 def build_wheel(tree, out, **variables):
     """Builds without network."""
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
+    code = f"from hatchling import build; build.build_wheel({str(out)!r})"
     command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -69,34 +61,22 @@ def names(wheel):
 
 
 def test_every_module_is_in_it_under_its_import_name(names):
-    for package in PACKAGES:
-        paths = (SOURCES / package).rglob("*.py")
-        modules = {path.relative_to(SOURCES).as_posix() for path in paths}
-        assert modules <= names, sorted(modules - names)
+    modules = set(shipped())
+    assert len(modules) > 1000
+    assert modules <= names, sorted(modules - names)
 
 
 def test_nothing_lands_under_a_name_of_its_own(names):
-    allowed = {*PACKAGES, "mmdeploy_llm-0.1.0.dist-info"}
+    allowed = {*HOMES, "mmdeploy_llm-0.1.0.dist-info"}
     assert {name.split("/")[0] for name in names} == allowed
 
 
 def test_data_files_are_in_it(names):
-    data = {
-        "mmdeploy_llm/batch/report/report.html",
-        *(f"{package}/py.typed" for package in PACKAGES),
-    }
-    bundled = {
-        path.relative_to(SOURCES).as_posix()
-        for path in (SOURCES / "mmdeploy_llm" / "bundled").rglob("*")
-        if path.is_file()
-    }
-    templates = {
-        path.relative_to(SOURCES).as_posix()
-        for path in (SOURCES / "mmdeploy_llm" / "scaffold" / "templates").rglob("*.tmpl")
-    }
+    others = {name for name in shipped("*") if not name.endswith((".py", ".pyc"))}
+    templates = {name for name in others if name.endswith(".tmpl")}
     assert any(name.endswith("/.gitignore.tmpl") for name in templates)
-    wanted = data | bundled | templates
-    assert wanted <= names, sorted(wanted - names)
+    assert {"mmdeploy_llm/batch/report/report.html", "mmdeploy_llm_plugins/py.typed"} <= others
+    assert others <= names, sorted(others - names)
 
 
 def test_the_bundled_model_is_whole(names):
@@ -136,8 +116,8 @@ def test_version_and_license(wheel):
     assert "Requires-Dist: torch<2.14,>=2.11" in text
 
 
-LOAD = "from mmdeploy_llm import native; native.load()"
-INSTALLED = ROOT / "tests" / "native" / "installed.py"
+LOAD = "from mmdeploy_llm.kernels import cpu; cpu.load()"
+INSTALLED = ROOT / "tests" / "kernels" / "cpu" / "installed.py"
 # Loads a library as an engine does, with the OpenMP runtime first, and calls a function of it.
 LOADER = """
 #include <dlfcn.h>
@@ -187,7 +167,7 @@ def test_the_platforms_of_wheels_with_kernels(tmp_path, monkeypatch, target, wan
 
 
 def test_a_wheel_that_must_have_kernels_and_has_none_is_an_error(tree, tmp_path):
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    code = f"from hatchling import build; build.build_wheel({str(tmp_path)!r})"
     environment = {**os.environ, "MMDEPLOY_LLM_KERNELS": "1", "PATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)

@@ -201,9 +201,16 @@ def test_the_command_on_a_copy_of_this_repository(tmp_path):
         assert importlib.util.find_spec(name) is not None, f"the extra `dev` has no {name}"
     folder = tmp_path / "copy"
     skipped = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("src", ".ci"):
+    for name in ("mmdeploy_llm", "plugins", "processors", ".ci"):
         shutil.copytree(ROOT / name, folder / name, ignore=skipped)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md"):
+    for name in (
+        "pyproject.toml",
+        "hatch_build.py",
+        "README.md",
+        "LICENSE",
+        "NOTICE",
+        "CHANGELOG.md",
+    ):
         shutil.copy(ROOT / name, folder)
     (folder / ".gitignore").write_text("dist/\n__pycache__/\n")
     begin(folder)
@@ -215,7 +222,7 @@ def test_the_command_on_a_copy_of_this_repository(tmp_path):
     dist = folder / "dist"
     with tarfile.open(dist / "mmdeploy_llm-9.8.7.tar.gz") as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"setup.py", "mmdeploy_llm/kernels/cpp/layers/kernels.cpp", "LICENSE"} <= inside
+    assert {"hatch_build.py", "mmdeploy_llm/kernels/cpp/layers/kernels.cpp", "LICENSE"} <= inside
     with zipfile.ZipFile(dist / "mmdeploy_llm-9.8.7-py3-none-any.whl") as archive:
         assert b'__version__ = "9.8.7"' in archive.read("mmdeploy_llm/__init__.py")
     bill = json.loads((dist / "mmdeploy_llm-9.8.7.cdx.json").read_text("utf-8"))

@@ -65,8 +65,8 @@ def quantize_checkpoint(
     group_size: columns that share a scale, or -1 for whole rows. choice: plugins, plugin_files,
     blocked_plugins, use, as of an engine.
     calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; what
-    was lost is written to quantization_loss.json. open_model: opens a model as LLM does; it is given
-    with `calibrate_with`. rounds_towers: to 8 bits in groups of 128.
+    was lost is written to quantization_loss.json. open_model: opens a model, as LLM does, to
+    calibrate with. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
     output in memory, and while it calibrates the model and the moments of two layers' inputs.

@@ -4,7 +4,6 @@ processors."""
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -12,14 +11,10 @@ from PIL import Image
 from mmdeploy_llm import media
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import PixelKernels
-from mmdeploy_llm.media.moved import moved
 
 from .options import ImageOptions
 
 MAX_ASPECT = 200
-_HOMES = dict.fromkeys(
-    ["Patchifier", "grouped_table", "normalise_table", "patchify_group"], "pixels.patches"
-)
 __all__ = [
     "MAX_ASPECT",
     "check_aspect",
@@ -27,7 +22,6 @@ __all__ = [
     "fit_size",
     "resize",
     "unresized",
-    *_HOMES,
 ]
 
 
@@ -121,7 +115,3 @@ def resize(
     if options.do_resize:
         return media.resize(image, height, width, options.resample, kernels)
     return media.to_array(image)
-
-
-def __getattr__(name: str) -> Any:
-    return moved(__name__, _HOMES, name)

@@ -15,7 +15,7 @@ print([name for name in sys.modules if name.startswith("mmdeploy_llm.kernels.cud
 NO_TRITON = """
 import sys
 import torch
-from mmdeploy_llm import cuda
+from mmdeploy_llm.kernels import cuda
 sys.modules["triton"] = None
 print(cuda.load(torch.device("cuda")))
 """
