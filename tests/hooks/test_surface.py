@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks import API_VERSION
 
 FILE = Path(__file__).with_name("surface.json")
 RELEASED = Path(__file__).with_name("released.json")
-VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm" / "plugin_versions.py"
+VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm/hooks/versions.py"
 BUMP = (
     "API_VERSION in mmdeploy_llm/hooks/versions.py must be {wanted}: this is no longer the last "
     "release, {old}, which {why}; `python tests/hooks/test_surface.py` sets it"
