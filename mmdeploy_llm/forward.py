@@ -188,7 +188,7 @@ class StateContext(Protocol):
     rows of different sequences differ, but several sequences may read one row.
 
     A tensor that a layer may change in place, if it can tell a step that is computed again, has the
-    rows `source` and `target` instead, which see state_layers.places. A layer uses either these or
+    rows `source` and `target` instead, which see layers.states.places. A layer uses either these or
     `read` and `write` for a tensor, always.
 
     read, write, source, target: [B] int64 on the device.

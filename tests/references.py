@@ -154,7 +154,7 @@ class Answers:
 
 
 class Reference:
-    """transformers' model of a folder, as model_checks.reference runs it. It is loaded when it is
+    """transformers' model of a folder, as testing.models.reference runs it. It is loaded when it is
     asked for what it has not answered yet."""
 
     def __init__(self, answers):

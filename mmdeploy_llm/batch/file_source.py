@@ -36,7 +36,7 @@ class FileSource:
     {sidecar} in a question. text_of: returns the text that a document itself holds, for
     {text_layer}.
 
-    names: those that a question may have, see finding/asked.py.
+    names: those that a question may have, see data/files/question_fields.py.
     root: the folder that ids are relative to; None where they are the paths themselves, as in
     outputs of an earlier version.
     """

@@ -3,7 +3,7 @@ its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
  "sampling_params": {...}, "ask": {name: question}, and the other keys of a prompt's dict, see
- intake/prompts.py}
+ engine/intake/prompts.py}
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class RunCounts:
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     answers: number of answers to each of several questions, by name.
     asked_again: answers that were asked again, by the check that they broke.
-    num_same: items whose answer is another one's, see finding/duplicates.py.
+    num_same: items whose answer is another one's, see data/files/duplicates.py.
     boxes: what was read of boxes; None where they were not to be read.
     elapsed: seconds, without loading the model.
     """

@@ -154,7 +154,7 @@ def open_source(
     is_recursive: bool = True,
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
-    """Opens a corpus (see corpora/formats.py), a folder of media, with its subfolders if
+    """Opens a corpus (see data/rows/formats/formats.py), a folder of media, with its subfolders if
     `is_recursive`, a glob of them, or an iterable of dicts. Raises ConfigError for an input that
     cannot be opened.
 

@@ -35,7 +35,7 @@ class BatchSummary:
     run: counts of this run.
     num_before: items that earlier runs completed.
     failures: failed items of this and earlier runs, counted by code and class.
-    outcomes: all items of this and earlier runs, counted by outcome, see records/outcome.py.
+    outcomes: all items of this and earlier runs, counted by outcome, see data/records/outcome.py.
     lacks: those that are neither failed nor ok, counted by outcome with its reason.
     num_again: items of this run that had a record, and whose input has changed since.
     num_left: items without a record; None when the size of the input is unknown.

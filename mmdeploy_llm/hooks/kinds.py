@@ -67,7 +67,7 @@ class KindTable:
         """Returns the kind of a file that begins with `head`, None for an unknown beginning.
 
         HEAD bytes are enough. Formats that need more than a comparison are not found here: see
-        `finding.signatures`.
+        `data.files.signatures`.
         """
         for offset, begin in self.first_bytes:
             if head.startswith(begin, offset):

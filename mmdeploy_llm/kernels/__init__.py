@@ -1,4 +1,4 @@
-"""Kernels: the one interface to compiled kernels, which native.CpuKernels (C++) and
+"""Kernels: the one interface to compiled kernels, which kernels.cpu.CpuKernels (C++) and
 cuda.CudaKernels (Triton) implement. Where there are no kernels (None), plain torch computes the
 same, more slowly.
 
@@ -167,7 +167,7 @@ class ActivationKernels(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawRules:
-    """The rules of random draws, one value for each row: [R]; see sampling/draw.py.
+    """The rules of random draws, one value for each row: [R]; see engine/runner/sampling/draw.py.
 
     temperature: float32. least: float32, the smallest z that min_p keeps; -inf is off. top_k:
     int64, 0 is off. top_p: float64, 1 is off. uniforms: float64 in [0, 1).
@@ -191,8 +191,8 @@ class DrawKernels(Protocol):
         value, [R]. NaN counts as largest."""
 
     def draw(self, logits: Tensor, rules: DrawRules) -> Tensor:
-        """Draws a token of each row of [R, V] as sampling/draw.py defines it, [R] int64; any where
-        a row has NaN, or infinity."""
+        """Draws a token of each row of [R, V] as engine/runner/sampling/draw.py defines it, [R]
+        int64; any where a row has NaN, or infinity."""
 
 
 class ThreadKernels(Protocol):
@@ -212,7 +212,7 @@ class Kernels(Protocol):
     Layer operations do not check their tensors: call `takes` first.
     """
 
-    samples_on_device: bool  # the sampler's rules and draws are kernels too (cuda/choose.py)
+    samples_on_device: bool  # the sampler's rules and draws are kernels too: kernels/cuda/choose.py
 
     # The capabilities, as in the table above; None: the device lacks this one, and torch computes.
     @property

@@ -1,5 +1,5 @@
-"""How the layers of this package are sharded over ranks (see sharding/shards.py), so that a plugin
-whose model consists of them declares nothing.
+"""How the layers of this package are sharded over ranks (see system/sharding/shards.py), so that a
+plugin whose model consists of them declares nothing.
 
 Attention is split by heads, MLPs and experts by their inner channels, embedding and output head by
 tokens: two all-reduces per layer. Routers and norms are replicated. A vision tower is split in the

@@ -55,7 +55,7 @@ DUMMY_SCALE = 0.02
 CODED_AHEAD_BYTES = 2**24  # of codes that may be read before earlier ones are packed
 
 
-# Reduces a whole model on the meta device to one rank's shard, see sharding.shards.
+# Reduces a whole model on the meta device to one rank's shard, see system.sharding.shards.
 Split = Callable[[nn.Module], Mapping[str, Share]]
 
 

@@ -1,5 +1,5 @@
 """Restarting: answers with an engine that is started again when it dies. What it was computing is
-asked again as desk/deaths.py says: together with others, then alone, then not any more."""
+asked again as engine/desk/deaths.py says: together with others, then alone, then not any more."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def check_columns(
 def check_no_columns(question: str, paths: Iterable[str], known: Sequence[str] = OF_FILES) -> None:
     """Raises ConfigError for a question about files that names a column: files have none, and it
     would be asked as it stands. Braces around anything but a name are text. known: the names that
-    files have, see finding/asked.py."""
+    files have, see data/files/question_fields.py."""
     found = re.findall(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})", question)
     named = [name for name in found if name not in known]
     if not named:

@@ -2,7 +2,7 @@
 every process it meets is found.
 
 A row that has met a death is suspected: it is computed with few others and nothing else in the
-process, and after that as desk/deaths.py says: alone, then not again.
+process, and after that as engine/desk/deaths.py says: alone, then not again.
 
 Ray runs a block again after the death of its process, under the same task id. What ran at that
 moment is the `running` of the block, which only its begin or end removes.

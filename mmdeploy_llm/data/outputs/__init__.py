@@ -1,8 +1,9 @@
 """Outputs of a batch: what a run writes to, resumes from and reports.
 
-    opening.choose  --> JsonlSink     one file of lines                      jsonl.py
-                    |-> StoreSink     what a plugin's RecordStore writes         opening/stored.py
-                    '-> PartsSink     complete parts, and one that grows     parts*.py
+    data.outputs.opening.choose  --> JsonlSink     one file of lines                      jsonl.py
+                    |-> StoreSink     what a plugin's RecordStore writes
+                    data/outputs/opening/stored.py '-> PartsSink     complete parts, and one that
+                    grows     parts*.py
                           shelves.py  where complete parts are: a folder, or a URL of fsspec
                           lines.py    parts of lines; the journal of Parquet parts
                           parquet.py  Parquet parts

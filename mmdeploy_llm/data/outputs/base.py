@@ -45,7 +45,7 @@ class RecordSink(Protocol):
 
 class Readable(Protocol):
     """An output that is read. name: as the user gave it. configurations: those of its records.
-    state_file: says how far its run has come, see records/state.py."""
+    state_file: says how far its run has come, see data/records/state.py."""
 
     name: str
     configurations: ConfigurationFile

@@ -2,10 +2,10 @@
 
 Records are collected in a journal of lines; a full journal becomes a part whose row groups hold at
 most GROUP_ITEMS rows and about GROUP_BYTES of text. Answers, carried columns and other fields have
-columns of their own, with kinds that widen as values come (records/columns.py); at the end of a run
-parts with narrower columns are written again. `tool_calls` and `outputs`, whose fields differ from
-model to model, are JSON texts; `more` has what no column gives back, such as the id 7, a number.
-Vectors have a column of their own, see arrow_vectors.py.
+columns of their own, with kinds that widen as values come (data/records/columns.py); at the end of
+a run parts with narrower columns are written again. `tool_calls` and `outputs`, whose fields differ
+from model to model, are JSON texts; `more` has what no column gives back, such as the id 7, a
+number. Vectors have a column of their own, see arrow_vectors.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     engine --plan, pickled once--> rank 0   Runner on its shard of the model  --> result
                               \\--> rank 1   Runner on its shard of the model  --> checksum of it
-                                            sums and gathers between them: sharding.ranks
+                                            sums and gathers between them: system.sharding.ranks
 
 Every rank carries out every plan in slots of its own and samples the same tokens from the same
 logits: only plans and results travel. No rank lives in the caller's process, which therefore never

@@ -19,7 +19,7 @@ from .overlap import Started
 
 
 class ComputeHost(Protocol):
-    """The process that computes, as startup.host.Host keeps its settings."""
+    """The process that computes, as engine.startup.host.Host keeps its settings."""
 
     def computing(self) -> AbstractContextManager[None]:
         """Returns the context of a step."""

@@ -49,7 +49,8 @@ class DecodeFrame:
     """The inputs of a recorded decode step: tensors at fixed addresses on the device, for up to
     num_seqs sequences with block tables of up to num_blocks. `fill` is their only writer.
 
-    Rows after those of the batch are padding, as attention/base.py requires of CUDA graphs.
+    Rows after those of the batch are padding, as hooks/objects/attention.py requires of CUDA
+    graphs.
     """
 
     def __init__(

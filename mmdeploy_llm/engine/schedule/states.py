@@ -108,7 +108,7 @@ class StateRows:
     def commit(self, state: RequestState, num_tokens: int) -> None:
         """Moves a request on to the row that a committed step of num_tokens has written, and keeps
         it where a block of the prompt ends; not after one token, whose matrix the next step may
-        change, see state_layers.places."""
+        change, see layers.states.places."""
         self.release(state.state_row)
         state.state_row = state.planned_rows.pop(0)
         end = state.request.num_computed_tokens

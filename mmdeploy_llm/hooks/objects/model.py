@@ -51,7 +51,7 @@ class Model(Protocol):
         places, with the token ids and media of the place after each.
 
     A model for vectors and scores, which are made of the hidden states of its last layer after a
-    prompt is computed, may have these, which pooling/abilities.py reads:
+    prompt is computed, may have these, which layers/pooling/abilities.py reads:
 
     is_embedder: True where it cannot generate text; `logits` is then never called.
     is_bidirectional: True where tokens attend in both directions over their whole prompt, which is

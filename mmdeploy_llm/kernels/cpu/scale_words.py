@@ -1,4 +1,5 @@
-"""The words of scales that a weight in few bits has beside its codes, see cpp_products/codes.h."""
+"""The words of scales that a weight in few bits has beside its codes, see
+kernels/cpp/products/codes.h."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@
     weigh    the probability mass of each tile, for rows drawn from the whole vocabulary
     choose   a program for each row: the token
 
-sampling/draw.py defines which tokens are kept and which is drawn: z = (logit - largest) /
-temperature; cutoffs are found by bisection among the values of z, and one uniform by seed and
-position picks a token by inverse CDF, in the order of the vocabulary. Here the mass of a token is a
-multiple of 2**-42 of the largest one's, so that sums are exact in any order: a row gets the same
-token in every batch. A cutoff is searched for among the candidates first, and, where it may lie
-below all of them, in the whole row, which takes several passes.
+engine/runner/sampling/draw.py defines which tokens are kept and which is drawn: z = (logit -
+largest) / temperature; cutoffs are found by bisection among the values of z, and one uniform by
+seed and position picks a token by inverse CDF, in the order of the vocabulary. Here the mass of a
+token is a multiple of 2**-42 of the largest one's, so that sums are exact in any order: a row gets
+the same token in every batch. A cutoff is searched for among the candidates first, and, where it
+may lie below all of them, in the whole row, which takes several passes.
 
 Falling keys are integers whose ascending order is the descending order of the floats. Shapes: N
 rows, V vocabulary, S tiles of a row, C candidates of a tile.
@@ -51,8 +51,8 @@ MULTIPLIER_1 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _adjusted(raw, columns, row, vocab_size):
-    """Applies bias, bans and penalties as sampling/adjust.py does. row: pointers to the row's
-    logits, ints, reals, edit ids, edit values, counts."""
+    """Applies bias, bans and penalties as engine/runner/sampling/adjust.py does. row: pointers to
+    the row's logits, ints, reals, edit ids, edit values, counts."""
     _, ints, reals, edit_ids, edit_values, counts = row
     x = raw
     is_held = tl.load(ints + NUM_OUTPUTS) < tl.load(ints + MIN_OUTPUTS)
@@ -282,7 +282,7 @@ def _mix(value):
 
 @triton.jit
 def _target(ints, mass):
-    """Returns floor(uniform * mass), with the uniform of sampling/uniform.py."""
+    """Returns floor(uniform * mass), with the uniform of engine/runner/sampling/uniform.py."""
     seed = tl.load(ints + SEED).to(tl.uint64, bitcast=True)
     position = tl.load(ints + NUM_OUTPUTS).to(tl.uint64, bitcast=True)
     # uniform = bits / 2^64, with 53 random bits; umulhi gives floor(bits * mass / 2^64).

@@ -225,8 +225,8 @@ def write_cache(
 
     With `q` [T, H, D] and `rotary` it first norms and rotates q and k, bit-equal to `rotate`, but
     writes only `q` in place. The channels of q must be contiguous. A cache of 4 bits (see
-    attention/int4.py) takes a launch of its own, and k is rotated in place too: the channels of a
-    byte may lie in any two of the pieces of a head.
+    layers/attention/int4.py) takes a launch of its own, and k is rotated in place too: the channels
+    of a byte may lie in any two of the pieces of a head.
     """
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
     if keys.dtype is torch.uint8:

@@ -1,4 +1,5 @@
-"""Keys and values in 4 bits in Triton, bit-equal to attention/int4.py, which describes the layout.
+"""Keys and values in 4 bits in Triton, bit-equal to layers/attention/int4.py, which describes the
+layout.
 
 A group of 2 * HALF channels has HALF bytes, whose low bits hold its first channels and whose other
 bits its second ones. Tiles of decoded heads keep the two channels of a byte beside each other, for
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP_CHANNELS = 64  # as in attention/int4.py
+GROUP_CHANNELS = 64  # as in layers/attention/int4.py
 MAX_ROWS = 16  # groups that a program of _encode holds at once
 
 

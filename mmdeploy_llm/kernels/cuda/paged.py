@@ -39,7 +39,7 @@ def gpu_of(device: torch.device) -> Gpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """One layer of the KV cache. keys, values: [N, P, K, D]. key_scales, value_scales: [N, P, K]
-    float32 for 8-bit caches, else None. In 4 bits: see attention/int4.py."""
+    float32 for 8-bit caches, else None. In 4 bits: see layers/attention/int4.py."""
 
     keys: Tensor
     values: Tensor

@@ -12,7 +12,7 @@ from .rules import NO_RULES, EmbeddingRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """Says what a model can give; see plugin_objects.model.Model for its attributes.
+    """Says what a model can give; see hooks.objects.model.Model for its attributes.
 
     can_generate: whether it has a head of its vocabulary that is trained to continue texts.
     pooling: its own; "tokens": a vector for each token; None: it is a generating model.

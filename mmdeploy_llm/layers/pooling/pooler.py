@@ -66,7 +66,7 @@ class Pooler:
         rules: EmbeddingRules = NO_RULES,
         of_rows: OfRows = nullcontext,
     ) -> None:
-        """model: with the optional attributes of plugin_objects.model.Model. name: of it, in
+        """model: with the optional attributes of hooks.objects.model.Model. name: of it, in
         messages. rules: of its folder. of_rows: says of which rows of the step the model computes
         within the context, for the adapters that these have."""
         self._model, self._name = model, name or type(model).__name__

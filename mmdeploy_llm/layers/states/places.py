@@ -13,7 +13,7 @@ changed already.
 
 from __future__ import annotations
 
-ZERO, PADDING = 0, 1  # rows that stay at their places, see schedule.states
+ZERO, PADDING = 0, 1  # rows that stay at their places, see engine.schedule.states
 
 
 class Places:

@@ -15,7 +15,7 @@ TIMEOUT = 60.0  # seconds until a collective fails that not all ranks have joine
 
 
 class ThreadRanks:
-    """One rank, run by one thread; implements sharding.Ranks."""
+    """One rank, run by one thread; implements system.sharding.Ranks."""
 
     def __init__(self, rank: int, shared: _Shared) -> None:
         self.rank, self.size, self.num_calls = rank, len(shared.values), 0

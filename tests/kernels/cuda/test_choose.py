@@ -1,5 +1,5 @@
-"""Sampling on the device, compared with sampling/draw.py, in tiles so small that rows have
-several."""
+"""Sampling on the device, compared with engine/runner/sampling/draw.py, in tiles so small that rows
+have several."""
 
 import numpy as np
 import pytest

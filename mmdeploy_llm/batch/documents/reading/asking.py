@@ -32,8 +32,8 @@ GENERAL = ReadingPreset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How pages are asked for. prompt: with names in it, see finding/asked.py. convert: makes
-    Markdown of an answer."""
+    """How pages are asked for. prompt: with names in it, see data/files/question_fields.py.
+    convert: makes Markdown of an answer."""
 
     preset: ReadingPreset
     task: str

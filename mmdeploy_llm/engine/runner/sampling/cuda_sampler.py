@@ -2,7 +2,7 @@
 its tokens before the host has them.
 
 logits [N, V] --> what needs the host: logits processors, grammar, n-grams, longer bad words
-              --> all other rules, the draw, the state of each slot: cuda/choose.py
+              --> all other rules, the draw, the state of each slot: kernels/cuda/choose.py
               --> token ids and log-probabilities on the device, their copies to the host launched
     finish    --> waits for the copies: errors, entries, trackers
 """
@@ -40,7 +40,7 @@ class _Launch:
     """A launch whose results are on the host once `wait` has returned.
 
     index: [N] slots.
-    token_ids: [2, N] token ids and their outcomes, see cuda/choose.py.
+    token_ids: [2, N] token ids and their outcomes, see kernels/cuda/choose.py.
     tracked: see SamplingState.
     logprobs: rows and their log-probabilities.
     failures: row -> why its logits processor failed.

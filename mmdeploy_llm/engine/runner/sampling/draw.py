@@ -13,9 +13,9 @@ token by inverse CDF, in vocabulary order: the first at which the sum of masses 
 floor(uniform * all that is kept).
 
 Sums of integers are exact in any order, so that any way to find a cutoff gives the same token, in
-every batch: the CPU kernels sort nothing (cpp_sampling/draw.h). Here, a row is first drawn from its
-64 largest logits, from its 1,024 when top_k keeps more, and from the whole vocabulary when these
-may not be all.
+every batch: the CPU kernels sort nothing (kernels/cpp/sampling/draw.h). Here, a row is first drawn
+from its 64 largest logits, from its 1,024 when top_k keeps more, and from the whole vocabulary when
+these may not be all.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """

@@ -1,8 +1,8 @@
 """Computes the masses of tokens as integers, so that sums of them are exact in any order.
 
 A mass is exp(z) in whole units of 2**-42 of the largest logit's. Each operation of it is rounded by
-itself, and none is a library's exponential: cpp_sampling/masses.h gives the same bits on every
-processor.
+itself, and none is a library's exponential: kernels/cpp/sampling/masses.h gives the same bits on
+every processor.
 """
 
 from __future__ import annotations
