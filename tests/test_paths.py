@@ -214,6 +214,16 @@ def test_no_sentence_names_a_place_that_is_gone():
     assert problems(Tree.here()) == []
 
 
+def test_the_note_on_what_moved_names_the_new_places():
+    """Its first column alone names what is gone. A name that begins with a dot is one of ours."""
+    tree = Tree.here()
+    rows = re.search(r"before \| now \|\n(.*?)\n\n", tree.files["CHANGELOG.md"], re.DOTALL)[1]
+    cells = [row.split("|")[2] for row in rows.splitlines()]
+    names = re.findall(r"`(?:python -m )?(?:mmdeploy_llm)?(\.[a-z_.]+)`", "".join(cells))
+    assert len(names) > 20
+    assert [name for name in names if not tree.knows(f"mmdeploy_llm{name}")] == []
+
+
 SMALL = {
     ".gitignore": "/site/\n__pycache__/\n",
     "mmdeploy_llm/README.md": "",
