@@ -384,7 +384,7 @@ def libraries_in_wrong_places(root: Path) -> list[str]:
 
 
 def hidden_state(root: Path) -> list[str]:
-    """No `global` statement; the environment is read in cli.py only, and seen by the kit."""
+    """No `global` statement; the environment is read in cli/__init__.py, and seen by the kit."""
     wrong = []
     for source in sources(root):
         for node in ast.walk(source.syntax):

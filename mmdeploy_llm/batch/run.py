@@ -308,7 +308,7 @@ class Tally:
         )
 
     def progress(self) -> dict[str, Any]:
-        """Returns the values of an event "progress", see telling/; called by another thread."""
+        """Returns the values of an event "progress", see batch/progress/; called by another thread."""
         moment, counts = self.clock.moment(), self.counts()
         left = moment.seconds_left
         return {

@@ -1,6 +1,6 @@
 """Two ranks whose steps start before the previous ones have finished give the outputs of one
 process that runs one step after the other. Processes, exchanges and runners are real; the sampler
-and the engine around them are those of runner/test_overlap.py."""
+and the engine around them are those of engine/runner/test_overlap.py."""
 
 import importlib.util
 import os
@@ -72,7 +72,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
     """fails: (launch, rank or None for all) that raises. most: tokens of a pass that find memory.
     graphs_fail: rank that cannot record."""
     torch.set_num_threads(1)
-    ahead, graphs = load("runner/test_overlap.py"), load("runner/test_graphs.py")
+    ahead, graphs = load("engine/runner/test_overlap.py"), load("engine/runner/test_graphs.py")
     for launch, rank in fails:
         if rank in (None, ranks.rank):
             ahead.LaunchingSampler.fails_at = launch
@@ -89,7 +89,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
 
 @pytest.fixture(scope="module")
 def ahead(load_file):
-    return load_file("runner/test_overlap.py")
+    return load_file("engine/runner/test_overlap.py")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def two(make):
 @pytest.fixture(scope="module")
 def expected(ahead, tokenizer, load_file):
     """Of one process without steps ahead."""
-    graphs = load_file("runner/test_graphs.py")
+    graphs = load_file("engine/runner/test_graphs.py")
 
     def outputs(given, *, num_blocks=64, seed=0):
         runner = ahead.new_runner(graphs, Sampler, ahead.Model(), num_blocks)

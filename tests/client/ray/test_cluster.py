@@ -24,7 +24,7 @@ MAX_SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def helpers(load_file):
-    return load_file("ray/conftest.py")
+    return load_file("client/ray/conftest.py")
 
 
 @pytest.fixture
