@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu.py"
+SCRIPT = Path(__file__).parents[3] / "examples" / "benchmarks" / "gpu.py"
 GOOD_PART = """
 import json, sys
 print("noise")
