@@ -18,7 +18,6 @@ from mmdeploy_llm.engine.runner import distributed
 from mmdeploy_llm.engine.runner.distributed import DistributedRunner
 from mmdeploy_llm.engine.runner.sampling import Sampler
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.system.processes.process import CLOSE_SECONDS
 from mmdeploy_llm.testing.tiny import make_tokenizer
 from mmdeploy_llm.values.options.config import EngineConfig
 
@@ -213,7 +212,7 @@ def test_a_rank_that_dies_with_a_step_in_flight(make, ahead):
     begin = time.monotonic()
     while engine.has_work:
         outputs += engine.step()
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     failed = [output for output in outputs if output.error_code == 500]
     assert failed
     assert all("died with signal SIGKILL" in output.error_msg for output in failed)
@@ -222,9 +221,9 @@ def test_a_rank_that_dies_with_a_step_in_flight(make, ahead):
 
 def test_closing_with_a_step_in_flight(make, ahead):
     engine = with_a_step_in_flight(make(), ahead)
-    begin = time.monotonic()
+    workers = engine._runner._workers
     engine.close()
-    assert time.monotonic() - begin < CLOSE_SECONDS
+    assert all(worker._process.returncode == 0 for worker in workers), "none had to be killed"
 
 
 def test_recordings_that_fail_on_one_rank_are_used_on_none(make, ahead, expected):
