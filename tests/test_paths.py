@@ -27,7 +27,7 @@ READ = (*CODE, ".md", ".toml", ".yml", ".tmpl", "Makefile", ".ci/run")
 # Pages about the code: a bare name there is a file of mmdeploy_llm/, `x/` one of its folders.
 MAPS = ("mmdeploy_llm/README.md", "CONTRIBUTING.md", "docs/how_it_works.md")
 # They tell of the past.
-HISTORY = ("CHANGELOG.md", "examples/benchmarks/HISTORY.md", "examples/benchmarks/RESULTS.md")
+HISTORY = ("CHANGELOG.md", "examples/benchmarks/HISTORY.md")
 
 NOT_AFTER, NOT_BEFORE = r"(?<![\w./:$<>{}@*~-])", r"(?![\w*{<$/-])"
 FILE = re.compile(

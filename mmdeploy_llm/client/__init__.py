@@ -1,5 +1,6 @@
-"""Holds what LLM and AsyncLLM, the objects that users see, have in common.
+"""LLM, the object that users see, and what it has in common with AsyncLLM.
 
+llm.py        LLM: answers lists of prompts
 client.py     EngineClient: a model at a desk
 answering.py  AnsweringClient: many prompts in one call
 arguments.py  checks the arguments of their methods

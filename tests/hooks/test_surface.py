@@ -39,7 +39,6 @@ MODULES = (
     "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",
     "mmdeploy_llm.weights.gguf.tables",
-    "mmdeploy_llm.hooks",
     "mmdeploy_llm.hooks.specs",
     "mmdeploy_llm.layers",
     "mmdeploy_llm.media",
