@@ -6,7 +6,7 @@ import base64
 import binascii
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -17,7 +17,7 @@ from mmdeploy_llm.data.records.identity import file_paths
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.intake.prompts import MEDIA_KEYS
+from mmdeploy_llm.media.loading.forms import PromptMedia
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
@@ -65,34 +65,10 @@ def _first(item: Item | BadItem | None) -> Any:
 def media_in(item: Item) -> Iterator[Any]:
     """Yields the media that an item's prompt holds, without their options, in the order of
     `item.media`."""
-    for field in MEDIA_KEYS:
-        data = item.prompt.get(field)
-        for kind, value in data.items() if isinstance(data, Mapping) else ():
-            yield from _flat(value, kind)
     kinds = {own.kind for own in item.media}
-    messages = item.prompt.get("messages")
-    for message in messages if isinstance(messages, Sequence) else ():
-        parts = message.get("content") if isinstance(message, Mapping) else None
-        for part in parts if isinstance(parts, (list, tuple)) else ():
-            name = part.get("type") if isinstance(part, Mapping) else None
-            kind = str(name).removesuffix("_url").removeprefix("input_")
-            if kind in kinds and name in part:
-                yield from _flat(part[name], kind)
-
-
-def _flat(value: Any, kind: str) -> Iterator[Any]:
-    """Yields the items of lists, and of a media item with options the media itself."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _flat(each, kind)
-    elif isinstance(value, Mapping):
-        names = [name for name in (kind, "bytes", "path", "url", "data") if value.get(name)]
-        inner = value[names[0]] if names else None
-        if names == ["data"] and isinstance(inner, str):  # a part "input_audio"
-            inner = f"data:;base64,{inner}"
-        yield from _flat(inner, kind)
-    else:
-        yield value
+    for own in PromptMedia().of(item.prompt):
+        if not kinds or own.kind in kinds:
+            yield own.source
 
 
 def _opened(value: Any) -> IO[bytes]:

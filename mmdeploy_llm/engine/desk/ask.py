@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.pooling_request import Wanted
 
@@ -13,7 +14,7 @@ from mmdeploy_llm.values.pooling_request import Wanted
 class Ask:
     """One prompt and how to answer it. Two asks are never equal, so that one can be a key.
 
-    prompt: in any form that the intake reads.
+    prompt: as the caller gave it, in any form that the intake reads.
     item: the caller's object, `output.item` of its outputs; None: the prompt.
     where: names the prompt in messages of errors, such as "conversation 3, ".
     stream: whether the ticket gets deltas; otherwise it gets one output at the end.
@@ -28,7 +29,7 @@ class Ask:
     adapter: name of the adapter to compute it with, unless the prompt names one; "": none.
     """
 
-    prompt: Any
+    prompt: Prompt | Conversation
     params: SamplingParams
     item: Any = None
     where: str = ""

@@ -47,7 +47,7 @@ from .rules import MediaRules, ParamRules, TextRules
 from .template import render, template_variables, warn_of_unread
 from .tools import chosen_tools
 from .unicode_text import check_chat
-from .wanting import Wanting, Writing
+from .wanting import Begun, Wanting, Writing
 
 
 class Intake:
@@ -123,13 +123,10 @@ class Intake:
         number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
-            prompts begin like it. wanted: None for text. adapter: that computes it, with the model.
-            Raises RequestError and its subclasses.
+            prompts begin like it. wanted: None for text. adapter: see Request. Raises RequestError.
         """
         begun = self._wanting.begin(prompt, params, wanted, number, deadline)
-        rendered = self._render(replace(begun.parts, where=where), deadline)
-        begun.params(0 if self._kinds.encoder else len(rendered.ids))  # an encoder may read it
-        expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
+        rendered, expanded = self._read(begun, where, deadline)
         wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
@@ -154,6 +151,14 @@ class Intake:
             preprocess_end_time=time.time(),
         )
         return tuple(self._sample(request, index) for index in range(params.n))
+
+    def _read(
+        self, begun: Begun, where: str, deadline: Deadline | None
+    ) -> tuple[Rendered, Expanded]:
+        """Renders a prompt, checks its length, and writes its media into it."""
+        rendered = self._render(replace(begun.parts, where=where), deadline)
+        begun.params(0 if self._kinds.encoder else len(rendered.ids))  # an encoder may read it
+        return rendered, self._expand(rendered, self.media.load(rendered.items, deadline))
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of transformers' tokenizer; settings of the copy do not change prompts."""
@@ -246,7 +251,10 @@ class Intake:
         self, items: Sequence[MediaItem], own: Any, deadline: Deadline | None
     ) -> list[Group]:
         """Splits the documents among the media of a prompt. own: their mm_processor_kwargs."""
-        items = with_options(items, own, self._kinds.kinds)
+        if own is not None:
+            items = with_options(items, own, self._kinds.kinds)
+        if not any(item.kind in self._kinds.splitters for item in items):
+            return [Group(item=item, parts=(item,)) for item in items]
         found = self.media.split(items, deadline)
         return [Group(item=item, parts=parts) for item, parts in zip(items, found, strict=True)]
 

@@ -53,7 +53,7 @@ class MediaRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamRules:
-    """What checks the params of requests; see ParamsResolver."""
+    """Holds what checks the params of requests; see ParamsResolver."""
 
     grammars: Grammars | None = None
     check_processors: CheckProcessors | None = None

@@ -13,6 +13,7 @@ from typing import Any
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.layers.pooling.abilities import Abilities
 from mmdeploy_llm.layers.pooling.rules import PairRule
+from mmdeploy_llm.media.loading.forms import MEDIA_KEYS
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.params import SamplingParams
@@ -21,7 +22,7 @@ from mmdeploy_llm.values.pooling_request import Wanted
 from .defaults import ParamsResolver
 from .message_parts import system_message, text_parts
 from .placeholders import Placeholders
-from .prompts import CONTENT_KEYS, MEDIA_KEYS, PromptParts, read_prompt
+from .prompts import CONTENT_KEYS, PromptParts, read_prompt
 from .tokenizer import PromptTokenizer
 from .whole_prompts import whole_prompt
 
