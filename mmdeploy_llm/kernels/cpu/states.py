@@ -1,4 +1,4 @@
-"""Layers with a state of each sequence, see kernels/cpp/states."""
+"""Layers with a state of each sequence, see kernels/cpp/states/."""
 
 from __future__ import annotations
 
