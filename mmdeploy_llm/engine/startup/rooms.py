@@ -65,7 +65,7 @@ def build_rooms(
     if executor.abilities.can_generate:
         check_eos(files.checkpoint, files.tokenizer)
     scheduling = _scheduler_config(files, executor)
-    if machine.kernels is not None and machine.kernels.pixels is not None:
+    if machine.kernels.pixels is not None:
         for processor in media.processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)

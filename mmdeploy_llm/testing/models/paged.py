@@ -16,6 +16,7 @@ from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.runner.states import StateTable
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.kernels.cpu import CpuKernels
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.layers.attention.native import NativeAttention
@@ -155,7 +156,7 @@ def cpu_runner(
             max_num_slots=config.max_num_seqs,
             vocab_size=vocab_size,
             device=device,
-            kernels=kernels,
+            kernels=kernels or TORCH,
         ),
         slots=Slots(
             config.max_num_seqs,
