@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.questions.boxed import MAX_BOXES, Boxed
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.engine.startup.media import check_boxes
 from mmdeploy_llm.errors import ConfigError, RequestError
@@ -73,7 +74,7 @@ def test_an_answer_of_100_000_boxes(tmp_path):
     """It is bounded and told, and takes no time."""
     begin = time.monotonic()
     summary, records = ran(tmp_path, [f"[{', '.join([CAT] * 100_000)}]"])
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     assert len(records["0"].boxes) == MAX_BOXES
     assert "99000 boxes left out: a record has 1000 of an answer" in summary.notes
 

@@ -120,7 +120,7 @@ def is_given(ctx: typer.Context, name: str) -> bool:
 
 
 @cache
-def _hints(group: type) -> Mapping[str, Any]:
+def _hints(group: Any) -> Mapping[str, Any]:
     return get_type_hints(group, include_extras=True)
 
 
@@ -132,8 +132,9 @@ def _note(annotation: Any, kind: type) -> Any:
 
 def _flat(param: inspect.Parameter) -> Sequence[inspect.Parameter]:
     """Returns the options of a parameter: itself, those of its rows, or those of its group."""
-    if is_dataclass(param.annotation):
-        return _options_of(param.annotation)
+    group: Any = param.annotation
+    if is_dataclass(group):
+        return _options_of(group)
     if (rows := _note(param.annotation, Rows)) is not None:
         return [_titled(each, rows.title) for _, each in rows.params]
     shown = _note(param.annotation, Shown)

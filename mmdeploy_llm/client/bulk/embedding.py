@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mmdeploy_llm.batch.arguments import EmbedArguments, check_known
 from mmdeploy_llm.client.arguments import as_prompts
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.params import SamplingParams

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.batch.arguments import BatchOptions, EmbedArguments
 from mmdeploy_llm.batch.documents.reading.options import ReadArguments
-from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.options import option_settings
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli.options.groups import Given, Group, Rows, Shown, with_groups
 from mmdeploy_llm.cli.options.shared import DeskOptions
 from mmdeploy_llm.cli.program import app
