@@ -14,7 +14,7 @@ from mmdeploy_llm.cli.options.missing import check_model
 from mmdeploy_llm.cli.options.model import ModelOptions
 from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import engine_options
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from mmdeploy_llm.cli.bench.results import BenchSettings
@@ -83,7 +83,7 @@ def bench(
     requests: Requests = None,
     rounds: Rounds = 2,
     speed: Annotated[
-        Given, Rows(EngineConfig, "max_num_seqs", "num_threads", "quantization", "kv_cache_dtype")
+        Given, Rows(EngineFlags, "max_num_seqs", "num_threads", "quantization", "kv_cache_dtype")
     ],
     dummy: Dummy = False,
     profile: IsProfiled = False,

@@ -32,7 +32,7 @@ from mmdeploy_llm.cli.options.values import (
 )
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.system.portable.machine import num_cpus
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.questions.asks import Asks
@@ -80,7 +80,7 @@ def count(
     chosen: Annotated[Given, Rows(RunArguments, "recursive", "limit")],
     total: Total = False,
     as_json: IsJson = False,
-    budgets: Annotated[Given, Rows(EngineConfig, "image_tokens", "video_tokens")],
+    budgets: Annotated[Given, Rows(EngineFlags, "image_tokens", "video_tokens")],
     engine: Engine = None,
     documents: CountedPages,
     providers: ProviderOptions,
@@ -126,6 +126,7 @@ def read_of(
     from mmdeploy_llm.batch.questions.asks import Asks
     from mmdeploy_llm.data.files.options import FindingOptions
     from mmdeploy_llm.engine.startup.kinds import accepted_kinds, known_kinds, usual_question
+    from mmdeploy_llm.values.options.config import EngineConfig
 
     config, found = EngineConfig.from_options(model, options), FindingOptions.given(pages)
     sources = ctx.with_resource(Sources(config, found.pages))

@@ -16,7 +16,7 @@ from mmdeploy_llm.cli.options.model import Engine, Model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
 from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import engine_options
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 from mmdeploy_llm.values.options.weight_formats import FORMATS, names_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def check_determinism(
     model: Model = "shapes-vl",
     mode: Mode = False,
     *,
-    computed: Annotated[Given, Rows(EngineConfig, "dtype")],
+    computed: Annotated[Given, Rows(EngineFlags, "dtype")],
     quantization: Quantization = None,
     longest: Longest = 300,
     as_json: IsJson = False,
@@ -96,6 +96,7 @@ def check_determinism(
     )
     check_model(model, options)
     from mmdeploy_llm.testing.determinism.check import check_determinism
+    from mmdeploy_llm.values.options.config import EngineConfig
 
     comparisons = check_determinism(EngineConfig.from_options(model, options), longest)
     if as_json:

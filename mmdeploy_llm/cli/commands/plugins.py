@@ -16,7 +16,7 @@ import typer
 from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.cli.options.command import Command, CommandGroup
 from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
-from mmdeploy_llm.values.options.plugin_choice import PluginChoice
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,7 +81,7 @@ def default(
     *,
     as_json: AsJson = False,
     strict: Strict = False,
-    chosen: Annotated[Given, Rows(PluginChoice, "plugin_files")],
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files")],
 ) -> None:
     """List installed plugins (the default), check one, or write a new one."""
     if ctx.invoked_subcommand is None:
@@ -98,7 +98,7 @@ def list_plugins(
     ] = False,
     strict: Strict = False,
     *,
-    chosen: Annotated[Given, Rows(PluginChoice)],
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files", "use")],
 ) -> None:
     """List installed plugins, what they provide, and their errors."""
     show_plugins(ctx, chosen, as_json=as_json, markdown=markdown, strict=strict)
@@ -144,7 +144,7 @@ def check(
         ),
     ] = None,
     *,
-    chosen: Annotated[Given, Rows(PluginChoice, "plugin_files")],
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files")],
     as_json: AsJson = False,
 ) -> None:
     """Check that a plugin keeps its contract.

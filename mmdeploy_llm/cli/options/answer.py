@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 from .groups import Given, Group, Rows, Shown
 from .values import named_values, template_kwargs
@@ -53,7 +53,7 @@ class AnswerOptions(Group):
             "text itself, is an object with names and values; may be repeated.",
         ),
     ] = None
-    parsers: Annotated[Given, Rows(EngineConfig, "reasoning_parser", "tool_call_parser")]
+    parsers: Annotated[Given, Rows(EngineFlags, "reasoning_parser", "tool_call_parser")]
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the variables for the chat template."""

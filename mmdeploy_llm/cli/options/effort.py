@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.batch.arguments import RunArguments
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 from .groups import Given, Group, Rows
 
@@ -20,7 +20,7 @@ class EffortOptions(Group):
     title: ClassVar[str] = "Run"
 
     giving_up: Annotated[Given, Rows(RunArguments, "max_failures", "engine_restarts")]
-    at_once: Annotated[Given, Rows(EngineConfig, "max_num_seqs", "num_threads")]
+    at_once: Annotated[Given, Rows(EngineFlags, "max_num_seqs", "num_threads")]
     ray: Annotated[
         str | None,
         typer.Option(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 import typer
 from typer.models import OptionInfo
 
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 from mmdeploy_llm.values.options.flags import Flag
 
 Given = Mapping[str, Any]
@@ -21,9 +22,9 @@ SIMPLE = frozenset({bool, int, float, str})
 class Rows:
     """Metadata of a parameter that stands for several options: it holds their values by name.
 
-    source: the class of params, or the TypedDict, whose rows have Flags. names: of the rows; none:
-    all. title: see Group. The values of a class of params are those that are not None, with the
-    program's defaults; those of a TypedDict what is given, so that the library has the defaults.
+    source: the TypedDict whose keys have Flags. names: of the keys; none: all. title: see Group.
+    The values of EngineFlags are those that are not None, with the program's defaults; of others
+    what is given, so that the library has the defaults.
     """
 
     __slots__ = ("names", "source", "title")
@@ -34,7 +35,7 @@ class Rows:
     @property
     def of_engine(self) -> bool:
         """Whether the rows are options of LLM, and not of its calls."""
-        return hasattr(self.source, "model_fields")
+        return self.source is EngineFlags
 
     @property
     def params(self) -> Iterator[tuple[str, inspect.Parameter]]:
@@ -97,9 +98,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command an option for each field of those parameters that are groups, and for each
     field of the groups in them."""
     own = inspect.signature(command, eval_str=True).parameters
+    context = next((name for name, each in own.items() if each.annotation is typer.Context), None)
 
     def run(**given: Any) -> None:
-        ctx = next((each for each in given.values() if isinstance(each, typer.Context)), None)
+        ctx = None if context is None else given[context]
         names = {name for name in given if ctx is None or is_given(ctx, name)}
         command(**{name: _taken(name, each.annotation, given, names) for name, each in own.items()})
 
@@ -183,42 +185,30 @@ def _fields(group: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _params_of(source: type) -> Mapping[str, inspect.Parameter]:
-    """Returns the options of those rows that have a Flag, by the names of the rows."""
-    model: Any = getattr(source, "model_fields", None)
-    if model is None:
-        hints = get_type_hints(source, include_extras=True)
-        rows = {name: (get_args(own)[:1], get_args(own)[1:]) for name, own in hints.items()}
-    else:
-        rows = {name: ((own.annotation,), own.metadata) for name, own in model.items()}
-    found = {}
-    for name, (kinds, notes) in rows.items():
-        flag = next((note for note in notes if isinstance(note, Flag)), None)
-        if flag is not None:
-            least = next((note.ge for note in notes if hasattr(note, "ge")), flag.min)
-            found[name] = _param(name, flag, kinds[0], least)
-    return found
+    """Returns the options of those keys that have a Flag, by the keys."""
+    flags = ((name, own, _note(own, Flag)) for name, own in _hints(source).items())
+    return {name: _param(name, get_args(own)[0], flag) for name, own, flag in flags if flag}
 
 
-def _param(name: str, flag: Flag, kind: Any, least: float | None) -> inspect.Parameter:
-    """Returns the option of a row. kind: the type of its values in Python. least: the lowest."""
+def _param(name: str, kind: Any, flag: Flag) -> inspect.Parameter:
+    """Returns the option of a key. kind: the type of its values in Python."""
     types = {each for each in (get_args(kind) or (kind,)) if each is not type(None)}
     own = flag.type or (types.pop() if len(types) == 1 and types <= SIMPLE else str)
     default = False if own is bool and flag.default is None else flag.default
-    long = f"--{name.replace('_', '-')}"
-    names = flag.names or ((long,) if own is bool else ())
-    is_one = len(names) == 1 and "/" not in names[0]
+    names = flag.names or ((f"--{name.replace('_', '-')}",) if own is bool else ())
+    is_other = len(names) == 1 and "/" not in names[0]
     option = typer.Option(
         *names,
         help=flag.help,
         metavar=flag.metavar,
         hidden=flag.is_rare,
-        min=least,
+        min=flag.min,
         max=flag.max,
         exists=flag.is_file,
         dir_okay=not flag.is_file,
     )
     return inspect.Parameter(
-        names[0].removeprefix("--").replace("-", "_") if is_one else name,
+        names[0].removeprefix("--").replace("-", "_") if is_other else name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
         annotation=Annotated[own | None if default is None else own, option],

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 from mmdeploy_llm.values.options.model_names import check_offline, find_model
 
 from .groups import Given, Group, Rows
@@ -60,9 +60,7 @@ class ModelOptions(Group):
     title: ClassVar[str] = "Model"
 
     model: Model = "shapes-vl"
-    computed: Annotated[
-        Given, Rows(EngineConfig, "dtype", "device", "image_tokens", "video_tokens")
-    ]
+    computed: Annotated[Given, Rows(EngineFlags, "dtype", "device", "image_tokens", "video_tokens")]
     adapter: Adapter = None
     engine: Engine = None
     providers: ProviderOptions

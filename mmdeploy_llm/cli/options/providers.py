@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from mmdeploy_llm.values.options.plugin_choice import PluginChoice
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 from .groups import Given, Group, Rows
 
@@ -20,7 +20,7 @@ class ProviderOptions(Group):
 
     title: ClassVar[str] = "Model"
 
-    chosen: Annotated[Given, Rows(PluginChoice)]
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files", "use")]
 
     def choice(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what is given of these options and of `chosen`, which the environment says of
@@ -31,5 +31,6 @@ class ProviderOptions(Group):
         """Returns the kinds and formats of these plugins and the installed ones. Raises
         PluginError."""
         from mmdeploy_llm.hooks import PluginManager
+        from mmdeploy_llm.values.options.plugin_choice import PluginChoice
 
         return PluginManager.of(PluginChoice(**self.choice(chosen))).kinds

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.batch.arguments import RunArguments
-from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 from .groups import Given, Group, Rows
 from .model import Engine, Model
@@ -40,7 +40,7 @@ class SpeechModelOptions(Group):
     title: ClassVar[str] = "Model"
 
     model: Model
-    computed: Annotated[Given, Rows(EngineConfig, "dtype", "device")]
+    computed: Annotated[Given, Rows(EngineFlags, "dtype", "device")]
     engine: Engine = None
     providers: ProviderOptions
 

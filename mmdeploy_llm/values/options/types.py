@@ -7,12 +7,13 @@ import re
 import warnings
 from collections.abc import Mapping
 from os import PathLike
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
 from mmdeploy_llm.values.params.frozen import Accepts
 
+from .budget import A_BUDGET, TokenBudget, is_budget
 from .weight_formats import WHOLE_ROW, QuantizationName, quantization_name
 
 DTYPES = {
@@ -23,9 +24,6 @@ DTYPES = {
     "float": "float32",
 }
 SHORT = ", ".join(map(repr, DTYPES))
-# Most tokens of an item: a number, what the family's authors use, or what the checkpoint allows.
-TokenBudget = int | Literal["auto", "full"]
-A_BUDGET = '"auto", "full" or a whole number above 0'
 GROUP_STEP = 16  # of columns, of which the kernels read whole ones
 DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
@@ -132,12 +130,6 @@ def _token_budget(value: Any) -> Any:
     if not is_budget(number):
         raise ValueError(f"must be {A_BUDGET}")
     return number
-
-
-def is_budget(value: object) -> TypeGuard[TokenBudget]:
-    """Whether a value is a budget of tokens."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return is_count or value in ("auto", "full")
 
 
 def _group_size(value: int) -> int:

@@ -16,6 +16,7 @@ from mmdeploy_llm.cli.options.groups import Given, Group, Rows, Shown, with_grou
 from mmdeploy_llm.cli.options.shared import DeskOptions
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 from mmdeploy_llm.values.options.flags import Flag
 
 COMMANDS = typer.main.get_group(app).commands
@@ -82,7 +83,7 @@ def test_calls_have_the_names_of_the_program(command, source):
     assert option_settings({"recursive": False})["is_recursive"] is False
 
 
-@pytest.mark.parametrize("source", [BatchOptions, ReadArguments, EngineConfig])
+@pytest.mark.parametrize("source", [BatchOptions, ReadArguments, EngineFlags])
 def test_what_is_given_with_its_default_is_given(source):
     """It is not taken for what is not given: in conflicts, and where presets would replace it."""
     rows = dict(Rows(source).params)
