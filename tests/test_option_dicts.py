@@ -132,8 +132,8 @@ def flags_written() -> str:
     lines = []
     for name, field in EngineConfig.model_fields.items():
         for flag in (own for own in field.metadata if isinstance(own, Flag)):
-            types = spelled(field.annotation).split(" | ")
-            kind = types[0] if types[0] in ("int", "float", "bool") and len(types) < 3 else "str"
+            kind = spelled(field.annotation).removesuffix(" | None")
+            kind = kind if kind in ("int", "float", "bool") else "str"
             least = next((own.ge for own in field.metadata if hasattr(own, "ge")), None)
             whole = replace(flag, min=least)
             usual = {own.name: getattr(Flag(""), own.name) for own in fields(Flag)}

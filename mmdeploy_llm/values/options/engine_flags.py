@@ -110,7 +110,7 @@ class EngineFlags(TypedDict, total=False):
         ),
     ]
     image_tokens: Annotated[
-        int,
+        str,
         Flag(
             help=(
                 "Most tokens of a picture: a number, auto (what the model's authors use) or full."
@@ -120,7 +120,7 @@ class EngineFlags(TypedDict, total=False):
         ),
     ]
     video_tokens: Annotated[
-        int,
+        str,
         Flag(
             help="Most tokens of a video, as --image-tokens.",
             metavar="N",
