@@ -143,6 +143,7 @@ def test_a_job_that_is_saved_elsewhere_runs_where_it_was_given(work, planned, mo
         ('command = "caption"\npaths = [1979-05-27]', "must be a text or a number"),
         ('command = "caption"\npaths = "photos"\nlimit = 1\n"li-mit" = 1', "'li-mit' is no option"),
         ('command = "caption"\npaths="photos"\nmax_tokens=1\nmax-tokens=2', "is given twice"),
+        ('command = "batch"\ninput="a.jsonl"\noutput="b.jsonl"\nvalidate_retries=2', "only with"),
         ('command = "caption"\npaths = "photos"\nsave_job = "x"', "'save_job' is no option"),
         ('command = "caption"\npaths = "photos"\nfolder = "nowhere"', "No such file"),
         ('command = "caption"\npaths = "photos"\nfolder = 3', "folder must be a text"),

@@ -81,7 +81,7 @@ class Group:
 
     def _merged(self, method: str) -> dict[str, Any]:
         own: Any = self
-        hints, merged = _hints(type(self)), dict[str, Any]()
+        hints, merged = _hints(own.__class__), dict[str, Any]()
         for field in fields(own):
             value, rows = getattr(self, field.name), _note(hints[field.name], Rows)
             more: Given = {}
@@ -134,9 +134,9 @@ def _note(annotation: Any, kind: type) -> Any:
 
 def _flat(param: inspect.Parameter) -> Sequence[inspect.Parameter]:
     """Returns the options of a parameter: itself, those of its rows, or those of its group."""
-    group: Any = param.annotation
-    if is_dataclass(group):
-        return _options_of(group)
+    own: Any = param.annotation
+    if is_dataclass(param.annotation):
+        return _options_of(own)
     if (rows := _note(param.annotation, Rows)) is not None:
         return [_titled(each, rows.title) for _, each in rows.params]
     shown = _note(param.annotation, Shown)
