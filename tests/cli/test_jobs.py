@@ -143,7 +143,6 @@ def test_a_job_that_is_saved_elsewhere_runs_where_it_was_given(work, planned, mo
         ('command = "caption"\npaths = [1979-05-27]', "must be a text or a number"),
         ('command = "caption"\npaths = "photos"\nlimit = 1\n"li-mit" = 1', "'li-mit' is no option"),
         ('command = "caption"\npaths="photos"\nmax_tokens=1\nmax-tokens=2', "is given twice"),
-        ('command = "batch"\ninput="a.jsonl"\noutput="b.jsonl"\nvalidate_retries=2', "only with"),
         ('command = "caption"\npaths = "photos"\nsave_job = "x"', "'save_job' is no option"),
         ('command = "caption"\npaths = "photos"\nfolder = "nowhere"', "No such file"),
         ('command = "caption"\npaths = "photos"\nfolder = 3', "folder must be a text"),
@@ -159,6 +158,21 @@ def test_a_wrong_job_is_one_line_that_names_it(work, planned, text, message):
     assert message in done.stderr
     assert "job.toml" in done.stderr or message == "give PATHs"  # an error of the command itself
     assert done.stderr.startswith("error: ")
+    assert planned == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("validate_retries = 2", "has an effect only with"),
+        ("sampling = {max_tokens = 9}\nmax_tokens = 1024", "give one of them"),
+    ],
+)
+def test_what_a_job_gives_with_its_default_is_given(work, planned, line, message):
+    (work / "job.toml").write_text(f'command = "caption"\npaths = "photos"\n{line}\n')
+    done = invoke("run", work / "job.toml")
+    assert done.exit_code == 2
+    assert message in done.stderr
     assert planned == []
 
 
