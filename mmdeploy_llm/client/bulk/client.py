@@ -72,7 +72,7 @@ class BulkClient(AnsweringClient):
         in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
         line, read lazily; media paths in a file are relative to its folder.
         options: see ColumnArguments (of a corpus; `prompt` may name columns too: "Describe
-        {title}."), PageArguments, OutputOptions and SidecarArguments.
+        {title}."), PageArguments, AskingArguments, RunArguments and SidecarArguments.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
@@ -85,6 +85,7 @@ class BulkClient(AnsweringClient):
         """
         from mmdeploy_llm.batch.documents.sources import Sources
         from mmdeploy_llm.batch.job import plan_batch
+        from mmdeploy_llm.batch.options import option_settings
 
         settings = self._settings(
             resume,
@@ -94,7 +95,7 @@ class BulkClient(AnsweringClient):
             use_tqdm,
             sampling_params=one_params(sampling_params),
             question=prompt,
-            **_of_batch(options),
+            **option_settings(options),
         )
         with Sources(self._config, settings.finding.pages) as sources:
             job = plan_batch(input, output, self._informed(settings, sources))
@@ -205,13 +206,14 @@ class BulkClient(AnsweringClient):
         from mmdeploy_llm.batch.documents.sources import Sources
         from mmdeploy_llm.batch.estimate.estimate import estimate
         from mmdeploy_llm.batch.job import source_of
+        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.batch.settings import BatchSettings
 
         settings = BatchSettings(
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            **_of_batch(options),
+            **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
@@ -321,15 +323,10 @@ def _ended(summary: BatchSummary, after: Callable[[BatchSummary], object]) -> Ba
 
 def _warn_of_budget(config: EngineConfig, reader: Reader) -> None:
     """Says that a preset is made for another budget of a page, where the caller has given none."""
-    if config.image_tokens == "full" and reader.image_tokens not in (None, "full"):
+    is_given = "image_tokens" in config.model_fields_set
+    if not is_given and reader.image_tokens not in (None, "full"):
         logger.warning(
             "the preset %s is made for LLM(image_tokens=%r), which is not given",
             reader.asking.preset.name,
             reader.image_tokens,
         )
-
-
-def _of_batch(options: BatchOptions) -> dict[str, Any]:
-    from mmdeploy_llm.batch.options import option_settings
-
-    return option_settings(options)

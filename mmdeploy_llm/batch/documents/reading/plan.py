@@ -159,7 +159,7 @@ def find_reading(
         paths,
         is_recursive=settings.is_recursive,
         exclude=settings.finding.exclude,
-        animated=settings.finding.animated,
+        animated=settings.finding.how_animated,
         wanted=wanted_of(settings.finding, documents),
     )
     pages = find_pages(found.files, documents, asking.options, wish.pages, documents.kinds)
