@@ -3,6 +3,7 @@ of coming_from.md."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin
@@ -18,26 +19,6 @@ from mmdeploy_llm.values.params import (
 )
 from mmdeploy_llm.values.params.counterparts import COUNTERPARTS
 
-GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
-    "Model": """model tokenizer revision dtype quantization quantization_group_size
-        load_format chat_template reasoning_parser tool_call_parser plugins plugin_files
-        blocked_plugins use trust_remote_code quiet""",
-    "Device and threads": """device tensor_parallel_size data_parallel_size attention_backend
-        native_kernels cpu_level enforce_eager use_warmup weight_cache
-        weight_cache_size num_threads cpu_affinity numa_node
-        num_intake_threads""",
-    "Length, batches and memory": """max_model_len max_num_seqs max_num_batched_tokens
-        enable_chunked_prefill block_size kv_cache_dtype kv_cache_memory num_gpu_blocks_override
-        gpu_memory_utilization enable_prefix_caching prefix_cache_memory encoder_cache_memory""",
-    "Media": """limit_mm_per_prompt image_tokens video_tokens mm_processor_kwargs max_media_bytes
-        max_image_pixels
-        max_video_seconds max_video_frames media_isolation media_timeout media_process_memory
-        allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
-        allowed_media_schemes media_fetch_timeout""",
-    "Adapters": "adapters default_adapter max_adapters adapter_memory max_adapter_rank",
-    "Answers": """seed deterministic enable_logprob max_logprobs guided_decoding_backend
-        guided_decoding_timeout logits_processors early_stop_config speculative""",
-}
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
 PAGES = ("options.md", "coming_from.md", "decoder_options.md")
@@ -48,6 +29,18 @@ PARAMS = {
     for cls in (SamplingParams, GuidedDecodingParams, EarlyStopParams, NoRepeatNGramParams)
 }
 NAMES = {"str": "text", "Path": "text", "Mapping": "dict", "NoneType": "None", "tuple": "list"}
+
+
+def themes() -> dict[str, list[str]]:
+    """Returns the options of an engine by their heading in options.md: the title of their class."""
+    found: dict[str, list[str]] = {}
+    for cls in reversed(EngineConfig.__mro__):
+        if (title := vars(cls).get("title")) is not None:
+            own = inspect.get_annotations(cls)
+            found.setdefault(title, []).extend(
+                name for name in own if name in EngineConfig.model_fields
+            )
+    return found
 
 
 def fill(markdown: str) -> str:
@@ -65,7 +58,7 @@ def table(title: str) -> str:
     if title in PARAMS:
         fields = dict(PARAMS[title].model_fields)
     else:
-        fields = {name: EngineConfig.model_fields[name] for name in GROUPS[title].split()}
+        fields = {name: EngineConfig.model_fields[name] for name in themes()[title]}
     rows = ["| name | default | type | meaning |", "|---|---|---|---|"]
     for name, field in fields.items():
         cells = (

@@ -47,10 +47,10 @@ def test_a_figure_of_the_results_is_on_the_front_page(hooks):
 
 
 def test_every_option_is_in_exactly_one_table(hooks):
-    named = [name for group in hooks.option_tables.GROUPS.values() for name in group.split()]
+    named = [name for group in hooks.option_tables.themes().values() for name in group]
     assert sorted(named) == sorted(EngineConfig.model_fields)
     titles = re.findall(r"<!-- table: (.+) -->", (hooks.ROOT / "docs/options.md").read_text())
-    assert titles == [*hooks.option_tables.GROUPS, *hooks.option_tables.PARAMS]
+    assert titles == [*hooks.option_tables.themes(), *hooks.option_tables.PARAMS]
 
 
 def test_tables_of_options_are_up_to_date(hooks):

@@ -1,5 +1,5 @@
-"""The interface of kernels: CPU and CUDA implement all of it, and no caller checks which one it
-has."""
+"""The operations of kernels: CPU and CUDA override the base class, and no caller checks which one
+it has."""
 
 import inspect
 import re
@@ -8,54 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import mmdeploy_llm.kernels
 from mmdeploy_llm.hooks import AttentionKernels, PixelKernels
-from mmdeploy_llm.kernels import (
-    ActivationKernels,
-    DrawKernels,
-    ExpertKernels,
-    InputKernels,
-    Kernels,
-    ThreadKernels,
-    WeightMemory,
-)
+from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.kernels.coded import CodeLayout
-from mmdeploy_llm.kernels.low_rank import LowRankKernels
-from mmdeploy_llm.kernels.mixtures import MixtureKernels
-from mmdeploy_llm.kernels.states import NormKernels, StateKernels
 
-CAPABILITIES = {
-    "adapters": LowRankKernels,
-    "memory": WeightMemory,
-    "inputs": InputKernels,
-    "attention": AttentionKernels,
-    "experts": ExpertKernels,
-    "activations": ActivationKernels,
-    "norms": NormKernels,
-    "states": StateKernels,
-    "draws": DrawKernels,
-    "pixels": PixelKernels,
-    "threads": ThreadKernels,
-    "mixtures": MixtureKernels,
-}
-OFFERED = {
-    "cpu": {
-        "adapters",
-        "memory",
-        "inputs",
-        "attention",
-        "activations",
-        "norms",
-        "states",
-        "draws",
-        "pixels",
-        "threads",
-        "mixtures",
-    },
-    "cuda": {"adapters", "experts"},
-}
+ROW = re.compile(r"^    (\w+) +([x-]) +([x-])$", re.MULTILINE)
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["torch", "cpu", "cuda"])
 def device(request):
     return request.param
 
@@ -63,6 +24,8 @@ def device(request):
 @pytest.fixture
 def own(device, request):
     """Returns the kernels of the device."""
+    if device == "torch":
+        return TORCH
     if device == "cpu":
         return request.getfixturevalue("kernels")
     pytest.importorskip("triton", reason="the kernels for CUDA need triton")
@@ -71,45 +34,60 @@ def own(device, request):
     return CudaKernels(torch.device("cpu"))
 
 
-def methods(protocol):
-    return {name: each for name, each in vars(protocol).items() if _is_public_method(name, each)}
+def methods(kind):
+    """Returns the public methods of a class by name, those of its bases included."""
+    return {
+        name: each
+        for name, each in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
 
 
-def _is_public_method(name, member):
-    return inspect.isfunction(member) and not name.startswith("_")
+def overridden(kind):
+    base = methods(Kernels)
+    return {name for name, each in methods(kind).items() if base.get(name, each) is not each}
 
 
-def assert_implements(implementation, protocol):
-    for name, method in methods(protocol).items():
-        found = inspect.signature(getattr(type(implementation), name)).parameters
-        assert found == inspect.signature(method).parameters, name
+def test_an_override_has_the_signature_of_the_base_class(own):
+    base, found = methods(Kernels), methods(type(own))
+    for name in overridden(type(own)):
+        wanted = inspect.signature(base[name]).parameters
+        assert inspect.signature(found[name]).parameters == wanted, name
 
 
-def test_every_method_has_the_signature_of_the_interface(own):
-    assert len(methods(Kernels)) == 10
-    assert_implements(own, Kernels)
-    assert isinstance(own.samples_on_device, bool)
+def test_every_method_says_what_it_computes():
+    assert all(each.__doc__ for each in methods(Kernels).values())
 
 
-def test_a_capability_is_implemented_or_none(own, device):
-    properties = {name for name, each in vars(Kernels).items() if isinstance(each, property)}
-    assert properties == CAPABILITIES.keys()
-    for name, protocol in CAPABILITIES.items():
-        capability = getattr(own, name)
-        assert (capability is not None) == (name in OFFERED[device]), name
-        if capability is not None:
-            assert methods(protocol)
-            assert_implements(capability, protocol)
+def test_the_table_says_what_each_device_overrides(own, device):
+    table = {name: (cpu, cuda) for name, cpu, cuda in ROW.findall(mmdeploy_llm.kernels.__doc__)}
+    assert table.keys() == methods(Kernels).keys() - {"takes_whole", "takes_rows"}
+    column = {"torch": None, "cpu": 0, "cuda": 1}[device]
+    listed = {name for name, marks in table.items() if column is not None and marks[column] == "x"}
+    assert overridden(type(own)) == listed
 
 
-def test_what_is_not_packed_is_none(own):
+@pytest.mark.parametrize(
+    ("name", "contract"), [("attention", AttentionKernels), ("pixels", PixelKernels)]
+)
+def test_what_others_are_handed_keeps_the_contract_of_hooks(own, name, contract):
+    handed = getattr(own, name)
+    if handed is None:
+        return
+    for method, each in methods(contract).items():
+        found = inspect.signature(getattr(type(handed), method)).parameters
+        assert found == inspect.signature(each).parameters, method
+
+
+def test_what_is_not_packed_is_none(own, device):
     weight = torch.zeros(3, 5, dtype=torch.float16)
     assert not own.can_pack(weight, None)
     assert own.pack(weight, None) is None
-    layout, is_cpu = CodeLayout(bits=4, group_size=64), own.memory is not None
-    assert own.can_pack_coded(layout, (8, 128))
-    assert own.can_pack_coded(layout, (2, 8, 128)) == is_cpu
-    assert own.can_pack_coded(CodeLayout(bits=8, group_size=64, is_float8=True), (8, 128))
+    layout = CodeLayout(bits=4, group_size=64)
+    assert own.can_pack_coded(layout, (8, 128)) is own.is_compiled
+    assert own.can_pack_coded(layout, (2, 8, 128)) is (device == "cpu")
+    floats = CodeLayout(bits=8, group_size=64, is_float8=True)
+    assert own.can_pack_coded(floats, (8, 128)) is own.is_compiled
     assert not own.can_pack_coded(CodeLayout(bits=4, group_size=40), (8, 128))
 
 
@@ -117,6 +95,39 @@ def test_record_returns_the_result(own):
     out, recording = own.record(torch.add, torch.ones(2, 8), torch.ones(2, 8))
     assert torch.equal(out, torch.full((2, 8), 2.0))
     assert recording is None  # torch's own operations are not recorded
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_tensors_without_a_kernel_are_left_to_torch(own, device, dtype):
+    """An override hands them on, so that no layer asks first."""
+    if device == "cuda" and dtype is torch.float16:
+        pytest.skip("CUDA has kernels for float16")
+    x, weight, gate = torch.randn(3, 8, dtype=dtype), torch.ones(8, dtype=dtype), torch.randn(3, 1)
+    tables = torch.randn(2, 3, 4)
+    calls = {
+        "activate": (x, "gelu"),
+        "gated_mul": (x, x, "silu"),
+        "silu_mul": (x, x),
+        "clamped_mul": (x, 1.7, 7.0),
+        "softcap": (x, 30.0),
+        "scale": (x, 2.0),
+        "add_rows": (x.clone(), x, gate.to(dtype)),
+        "gate_heads": (x.view(3, 2, 4), x.view(3, 2, 4)),
+        "widen": (x,),
+        "rms_norm": (x, weight, 1e-6, x.clone()),
+        "layer_norm": (x, weight, None, 1e-6),
+        "norm_heads": (x.view(3, 1, 8), weight, 1e-6),
+        "normed_heads": (x, 1e-6),
+        "add_norm": (x, weight, 1e-6, x.clone()),
+        "look_up": (x, torch.tensor([2, 0])),
+    }
+    for name, given in calls.items():
+        fresh = [each.clone() if isinstance(each, torch.Tensor) else each for each in given]
+        expected = getattr(TORCH, name)(*fresh)
+        assert torch.equal(getattr(own, name)(*given), expected), name
+    heads = x.view(3, 1, 8)
+    rotated = TORCH.rotate(heads.clone(), *tables, is_interleaved=True)
+    assert torch.equal(own.rotate(heads, *tables, is_interleaved=True), rotated)
 
 
 def test_nobody_asks_which_kernels_they_are():

@@ -1,18 +1,24 @@
-"""The TypedDicts that tell editors and type checkers which options there are, and of which types.
-They are written from the fields of the classes that check the options. After a change of these:
+"""The TypedDicts that tell editors and type checkers which options there are, and of which types,
+and the program which of them have an option of their own. They are written from the fields of the
+classes that check the options, which import pydantic. After a change of these:
 
     python tests/test_option_dicts.py
 """
 
 import subprocess
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import pytest
+
 from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.options.flags import Flag
 from mmdeploy_llm.values.params import (
     ALIASES,
     EarlyStopParams,
@@ -23,14 +29,33 @@ from mmdeploy_llm.values.params import (
 from mmdeploy_llm.values.params.frozen import Accepts, FrozenParams
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "mmdeploy_llm/values/params/option_dicts.py"
-DICTS = {
-    "EarlyStopOptions": EarlyStopParams,
-    "EngineOptions": EngineConfig,
-    "GuidedDecodingOptions": GuidedDecodingParams,
-    "NoRepeatNGramOptions": NoRepeatNGramParams,
-    "SamplingOptions": SamplingParams,
+FOLDER = ROOT / "mmdeploy_llm/values/params"
+DICTS: dict[str, dict[str, type[FrozenParams]]] = {  # by file
+    "inner_dicts.py": {
+        "EarlyStopOptions": EarlyStopParams,
+        "GuidedDecodingOptions": GuidedDecodingParams,
+        "NoRepeatNGramOptions": NoRepeatNGramParams,
+    },
+    # The classes above take those options, and are values of these.
+    "option_dicts.py": {"EngineOptions": EngineConfig, "SamplingOptions": SamplingParams},
 }
+FLAGS_FILE = ROOT / "mmdeploy_llm/values/options/engine_flags.py"
+FLAGS_HEAD = """\
+\"\"\"The options of an engine that the program has, as the fields of EngineConfig have their Flags.
+Written from these by tests/test_option_dicts.py, so that --help need not import pydantic.\"\"\"
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+from .flags import Flag
+
+
+class EngineFlags(TypedDict, total=False):
+    \"\"\"Options of EngineConfig, with the types that their values have on the command line.\"\"\"
+
+"""
 HEAD = """\
 \"\"\"Names and types of options, for editors and type checkers. Written from the fields of the
 classes that check them, by tests/test_option_dicts.py.\"\"\"
@@ -47,7 +72,9 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from . import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
+    from .early_stop import EarlyStopParams
+    from .guided import GuidedDecodingParams
+    from .no_repeat import NoRepeatNGramParams
 """
 
 
@@ -79,25 +106,52 @@ def spelled(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 def body(name: str, model: type[FrozenParams]) -> str:
     """Returns the text of a TypedDict."""
     hints = typing.get_type_hints(model, include_extras=True)
-    fields = {
+    rows = {
         field.alias or own: spelled(hints[own])
         for own, field in model.model_fields.items()
         if own != "model"
     }
-    fields |= {alias: fields[name] for alias, name in ALIASES.items() if model is SamplingParams}
-    fields |= {"enable_early_stop": "bool"} if model is EngineConfig else {}
+    rows |= {alias: rows[name] for alias, name in ALIASES.items() if model is SamplingParams}
+    rows |= {"enable_early_stop": "bool"} if model is EngineConfig else {}
     lines = [
         f"    {own}: {text if text.endswith('None') else f'{text} | None'}"
-        for own, text in sorted(fields.items())
+        for own, text in sorted(rows.items())
     ]
     head = f'class {name}(TypedDict, total=False):\n    """Options of {model.__name__}."""\n'
     return "\n".join([head, *lines])
 
 
-def written() -> str:
-    """Returns the text of the file, in ruff's format."""
-    bodies = "\n\n".join(body(name, model) for name, model in DICTS.items())
+def written(dicts: Mapping[str, type[FrozenParams]]) -> str:
+    """Returns the text of a file, in ruff's format."""
+    bodies = "\n\n".join(body(name, model) for name, model in dicts.items())
     return formatted(HEAD + "\n\n" + bodies + "\n")
+
+
+def flags_written() -> str:
+    """Returns the text of the file of flags, in ruff's format."""
+    lines = []
+    for name, field in EngineConfig.model_fields.items():
+        for flag in (own for own in field.metadata if isinstance(own, Flag)):
+            kind = spelled(field.annotation).removesuffix(" | None")
+            kind = kind if kind in ("int", "float", "bool") else "str"
+            least = next((own.ge for own in field.metadata if hasattr(own, "ge")), None)
+            whole = replace(flag, min=least)
+            usual = {own.name: getattr(Flag(""), own.name) for own in fields(Flag)}
+            given = ", ".join(
+                f"{key}={of_flag(value)}"
+                for key in usual
+                if (value := getattr(whole, key)) != usual[key]
+            )
+            lines.append(f"    {name}: Annotated[{kind}, Flag({given})]")
+    return formatted(FLAGS_HEAD + "\n".join(lines) + "\n")
+
+
+def of_flag(value: Any) -> str:
+    """Returns a value of a flag as Python writes it, a text in lines that are not too long."""
+    if not isinstance(value, str):
+        return repr(value).replace("pathlib.", "")
+    lines = textwrap.wrap(value, 76, drop_whitespace=False, break_on_hyphens=False)
+    return "(" + "\n".join(map(repr, lines)) + ")" if len(lines) > 1 else repr(value)
 
 
 def formatted(text: str) -> str:
@@ -110,8 +164,14 @@ def formatted(text: str) -> str:
     return text
 
 
-def test_the_file_has_the_fields_of_the_classes():
-    assert FILE.read_text() == written(), f"run python tests/{Path(__file__).name}"
+def test_the_file_has_the_flags_of_the_fields():
+    assert FLAGS_FILE.read_text() == flags_written(), f"run python tests/{Path(__file__).name}"
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_the_file_has_the_fields_of_the_classes(name):
+    is_written = (FOLDER / name).read_text() == written(DICTS[name])
+    assert is_written, f"run python tests/{Path(__file__).name}"
 
 
 def test_an_option_without_a_type_would_be_seen():
@@ -123,4 +183,6 @@ def test_an_option_without_a_type_would_be_seen():
 
 
 if __name__ == "__main__":
-    FILE.write_text(written())
+    for name, dicts in DICTS.items():
+        (FOLDER / name).write_text(written(dicts))
+    FLAGS_FILE.write_text(flags_written())

@@ -20,14 +20,16 @@ from mmdeploy_llm.data.records.identity import digest_of, file_paths, file_state
 from mmdeploy_llm.data.records.item import Item, Media
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS, hint_of_key
+from mmdeploy_llm.engine.intake.prompts import CONTENT_KEYS, PROMPT_KEYS, hint_of_key
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.media.loading.expanding import PartExpander
-from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.media.loading.forms import PromptMedia, is_one
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.values.params import SamplingParams
 
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params", "ask")
+_KNOWN = frozenset(KNOWN_KEYS)
 TEMPLATE_MARK = re.compile(r"\{[{%]")
 SYSTEM_ROLES = ("system", "developer")
 DRAWS = ("temperature", "top_p", "top_k", "min_p", "n")  # they choose how tokens are drawn
@@ -53,7 +55,8 @@ class ItemReader:
         system: str | None = None,
         kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
-        self._folder, self._kinds, self._expander = folder, kinds, PartExpander(kinds)
+        self._folder = folder
+        self._reader = PromptMedia(kind_of=kinds.of_part, expander=PartExpander(kinds))
         self._defaults = defaults
         self._template_kwargs = dict(template_kwargs or {})
         self._system = system
@@ -77,9 +80,10 @@ class ItemReader:
         try:
             fields = _as_fields(values)
             item_id = _id_of(fields, line)
-            _check_keys(fields)
+            if not fields.keys() <= _KNOWN:
+                raise _unknown_key(fields)
             base = self._folder if folder is None else folder
-            media = _Media(base, self._kinds, self._expander)
+            media = _Media(base)
             prompt = self._prompt(fields, media)
             asked = fields.get("ask")
             questions = () if asked is None else questions_about(prompt, read_asks(asked))
@@ -90,7 +94,7 @@ class ItemReader:
                 id=item_id,
                 prompt=prompt,
                 params=self._params(fields.get("sampling_params")),
-                media=_named(media.found, names),
+                media=_named(media.found, names) if names else tuple(media.found),
                 question=_question(prompt),
                 digest=digest_of({**fields, **carried}, *map(file_state, media.files)),
                 columns=columns or {},
@@ -103,14 +107,13 @@ class ItemReader:
 
     def _prompt(self, fields: Mapping[str, Any], media: _Media) -> dict[str, Any]:
         prompt = {name: fields[name] for name in PROMPT_KEYS if fields.get(name) is not None}
-        for name in MEDIA_KEYS:
-            if isinstance(prompt.get(name), Mapping):
-                prompt[name] = media.of_kinds(prompt[name])
+        prompt = self._reader.changed(prompt, media.resolved)
         if "messages" not in prompt:
             if self._system is not None:
                 raise RequestError("a system message is for messages, and this line has none")
             return prompt
-        prompt["messages"] = with_system(media.of_messages(prompt["messages"]), self._system)
+        if self._system is not None:
+            prompt["messages"] = with_system(prompt["messages"], self._system)
         _check_template(prompt.get("chat_template"))
         own = prompt.get("chat_template_kwargs", {})
         if not isinstance(own, Mapping):
@@ -173,93 +176,43 @@ def _check_template(template: Any) -> None:
         )
 
 
-def _check_keys(fields: Mapping[str, Any]) -> None:
-    for name in fields:
-        if name not in KNOWN_KEYS:
-            hint = hint_of_key(str(name), MEDIA_KINDS, KNOWN_KEYS)
-            raise RequestError(f"the line has an unknown key {str(name)[:80]!r}; {hint}")
+def _unknown_key(fields: Mapping[str, Any]) -> RequestError:
+    name = str(next(name for name in fields if name not in _KNOWN))
+    hint = hint_of_key(name, MEDIA_KINDS, KNOWN_KEYS)
+    return RequestError(f"the line has an unknown key {name[:80]!r}; {hint}")
 
 
 class _Media:
     """Resolves the media of a line; collects them in `found`, and the paths of files in `files`."""
 
-    def __init__(self, folder: str | None, kinds: KindTable, expander: PartExpander) -> None:
+    def __init__(self, folder: str | None) -> None:
         self._folder = folder if folder is None or is_url(folder) else os.path.abspath(folder)
-        self._kinds, self._expander = kinds, expander
         self.found: list[Media] = []
         self.files: list[str] = []
 
-    def of_kinds(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Resolves {"image": ..., "video": ...}; unknown kinds are left for the intake to check."""
-        return {
-            kind: self._resolved(kind, value) if kind in self._kinds.kinds else value
-            for kind, value in data.items()
-        }
-
-    def of_messages(self, messages: Any) -> Any:
-        """Returns the messages with the media of their content resolved."""
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            return messages
-        return [
-            self._message(message, f"messages[{index}].content")
-            for index, message in enumerate(messages)
-        ]
-
-    def _message(self, message: Any, path: str) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, (list, tuple)):
-            return message
-        parts = self._expander.content(content, path)
-        return {**message, "content": [self._part(own.part) for own in parts]}
-
-    def _part(self, part: Any) -> Any:
-        named = {key: self._file(part[key]) for key in self._expander.files(part) if key in part}
-        if named:
-            return {**part, **named}
-        field = part.get("type") if isinstance(part, Mapping) else None
-        kind = self._kinds.of_part(field) if isinstance(field, str) else None
-        if kind is None or field not in part:
-            return part
-        return {**part, field: self._resolved(kind, part[field])}
-
-    def _file(self, value: Any) -> Any:
-        """Resolves the name of a file in a part that a plugin opens."""
-        if not isinstance(value, str):
+    def resolved(self, item: MediaItem) -> Any:
+        """Returns the source of an item, a relative path made absolute."""
+        value, pages = item.source, item.options.get("pages")
+        if isinstance(value, (list, tuple)) and not is_one(value):  # a plugin knows what is in it
             return value
-        return self._resolved(self._kinds.of_name(value) or "file", value)
-
-    def _resolved(self, kind: str, value: Any) -> Any:
-        if isinstance(value, (list, tuple)) and not _is_numbers(value):
-            # Only a plugin knows what nested values of its kind mean.
-            is_flat = kind not in MEDIA_KINDS
-            return [
-                item if is_flat and isinstance(item, (list, tuple)) else self._resolved(kind, item)
-                for item in value
-            ]
-        if isinstance(value, Mapping):  # the media with its options, {"url": ..., "detail": ...}
-            inner = next((name for name in (kind, "url") if name in value), None)
-            if inner is not None:
-                made = {**value, inner: self._resolved(kind, value[inner])}
-                if isinstance(value[inner], str) and isinstance(value.get("pages"), str):
-                    self.found[-1] = replace(self.found[-1], pages=value["pages"])
-                return made
-            if isinstance(value.get("data"), str):  # a part "input_audio"
-                self.found.append(Media(kind=kind, name=DATA_URL))
-            return value
-        if isinstance(value, (str, os.PathLike)):
-            value = self._path(os.fspath(value))
-        self.found.append(Media(kind=kind, name=_media_name(value)))
+        is_paged = isinstance(value, str) and isinstance(pages, str)
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        name = f"({_name(value)})"
+        if isinstance(value, str):
+            name, value = self._located(value)
+        self.found.append(Media(kind=item.kind, name=name, pages=pages if is_paged else None))
         return value
 
-    def _path(self, name: Any) -> Any:
-        if not isinstance(name, str):
-            return name
-        if is_url(name):
-            self.files += file_paths(name)
-            return name
-        path = os.path.join(self._folder or "", name)  # an absolute name stays as it is
-        self.files += [] if is_url(path) else [path]
-        return path
+    def _located(self, value: str) -> tuple[str, str]:
+        """Returns the name of a medium for records, and where it is."""
+        if is_url(value):
+            self.files += file_paths(value)
+        else:
+            value = os.path.join(self._folder or "", value)  # an absolute name stays as it is
+            if not is_url(value):
+                self.files.append(value)
+                return os.path.abspath(value), value
+        return DATA_URL if value[:5].lower() == "data:" else value, value
 
 
 def _named(found: Sequence[Media], names: Sequence[str | None]) -> tuple[Media, ...]:
@@ -267,21 +220,6 @@ def _named(found: Sequence[Media], names: Sequence[str | None]) -> tuple[Media, 
     given = (*names, *[None] * (len(found) - len(names)))
     pairs = zip(found, given, strict=True)
     return tuple(own if name is None else replace(own, name=name) for own, name in pairs)
-
-
-def _is_numbers(values: Sequence[Any]) -> bool:
-    """Returns whether a list is one item by itself, such as the samples of a sound."""
-    while isinstance(values, (list, tuple)) and values:
-        values = values[0]
-    return isinstance(values, (int, float))
-
-
-def _media_name(value: Any) -> str:
-    if not isinstance(value, str):
-        return f"({_name(value)})"
-    if value[:5].lower() == "data:":
-        return DATA_URL
-    return value if is_url(value) else os.path.abspath(value)
 
 
 def _question(prompt: Mapping[str, Any]) -> str | None:

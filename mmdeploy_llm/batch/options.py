@@ -3,7 +3,6 @@ asked again."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,14 +18,14 @@ from mmdeploy_llm.data.outputs.sidecars.options import SidecarOptions
 from mmdeploy_llm.data.records.ids import ORDERS, Selection
 from mmdeploy_llm.errors import ConfigError
 
-from .arguments import BatchOptions, OutputOptions
+from .arguments import BatchOptions, OutputArguments, check_known
 from .corpus.arguments import ColumnArguments
 from .corpus.columns import ColumnOptions
 
 
 def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
-    ConfigError."""
+    """Returns the fields of BatchSettings, which has the defaults, for AskingArguments
+    and RunArguments. Raises ConfigError."""
     settings = dict(options)
     asks = Asks.given(settings.pop("ask", None))
     schema = AnswerSchema.given(settings.pop("schema", None), settings.pop("validate", None))
@@ -52,6 +51,7 @@ def mode_of(resume: bool | str, overwrite: bool) -> Mode:
     return "resume" if resume else "overwrite" if overwrite else "new"
 
 
+GROUPS = (ColumnArguments, FindingArguments, PageArguments, SidecarArguments, OutputArguments)
 SELECTED = ("shard", "limit", "random", "random_seed", "only", "order")
 
 
@@ -78,19 +78,13 @@ def selected(
     )
 
 
-def option_settings(options: BatchOptions) -> dict[str, Any]:
+def option_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of BatchSettings for the options. Raises ConfigError, also for an unknown
     one."""
-    groups = (ColumnArguments, FindingArguments, PageArguments, SidecarArguments, OutputOptions)
-    known = [name for group in groups for name in group.__annotations__]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, (*known, "report", "prompt"), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
+    check_known("run_batch", options, BatchOptions, "report", "prompt")
     columns, finding, pages, sidecars, output = (
         {name: value for name, value in options.items() if name in group.__annotations__}
-        for group in groups
+        for group in GROUPS
     )
     named: Any = columns
     return {

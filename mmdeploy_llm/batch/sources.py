@@ -225,7 +225,7 @@ def open_files(
         paths,
         is_recursive=is_recursive,
         exclude=finding.exclude,
-        animated=finding.animated,
+        animated=finding.how_animated,
         wanted=wanted or finding.wanted(),
     )
     source: Source = (finding.new_source or FileSource)(

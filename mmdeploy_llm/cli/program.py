@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -215,12 +214,12 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def load_plugins(files: Sequence[Path] = (), use: Sequence[str] = ()) -> PluginManager:
-    """Loads the plugins that the environment selects, and those of files."""
+def load_plugins(**chosen: Any) -> PluginManager:
+    """Loads the plugins that the environment selects, and those of options of PluginChoice."""
     from mmdeploy_llm.hooks import PluginManager
     from mmdeploy_llm.values.options.plugin_choice import PluginChoice
 
-    return PluginManager.of(PluginChoice(**plugin_names(), plugin_files=files, use=use))
+    return PluginManager.of(PluginChoice(**plugin_names(), **chosen))
 
 
 def has_other_plugins() -> bool:

@@ -15,12 +15,13 @@ from mmdeploy_llm.hooks.objects.chat_parts import (
     are_keys,
 )
 from mmdeploy_llm.hooks.objects.corpora import CorpusFormatSpec
-from mmdeploy_llm.hooks.objects.declared import HEAD
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
 from mmdeploy_llm.messages import MEDIA_KIND
+from mmdeploy_llm.values.first_bytes import HEAD
+from mmdeploy_llm.values.options.budget import is_budget
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .records import Spec
@@ -81,10 +82,6 @@ def _is_count(value: object) -> bool:
 
 def _is_count_or_none(value: object) -> bool:
     return value is None or _is_count(value)
-
-
-def _is_budget(value: object) -> bool:
-    return value in ("auto", "full") or _is_count_or_none(value)
 
 
 def _is_tasks(value: object) -> bool:
@@ -178,7 +175,10 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "marks": _NAMES,
             "tasks": ("a mapping of one task or more to prompts", _is_tasks),
             "system": ("a text or None", lambda value: value is None or isinstance(value, str)),
-            "image_tokens": ("a number, 'auto', 'full' or None", _is_budget),
+            "image_tokens": (
+                "a number, 'auto', 'full' or None",
+                lambda value: value is None or is_budget(value),
+            ),
             "dpi": _COUNT,
             "longest_side": ("None or a whole number above 0", _is_count_or_none),
             "max_tokens": _COUNT,

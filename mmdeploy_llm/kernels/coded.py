@@ -13,9 +13,9 @@ bytes: 4 codes of 8 bits, or 8 codes of 4 bits, of which byte j holds code j bel
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -198,30 +198,6 @@ class CodedWeight:
 
     def _spread(self, groups: Tensor) -> Tensor:
         return groups.repeat_interleave(self.group_size, 1)[:, : self.k]
-
-
-class WeightRounder(Protocol):
-    """Rounds weights [n, k], float32 or bf16 and contiguous, on the host: the C++ kernels.
-
-    formats: FORMATS, perhaps with another group size for one.
-    """
-
-    formats: Mapping[str, WeightFormat]
-
-    def round_codes(
-        self, weight: Tensor, bits: Bits, group_size: int, *, releases: bool = False
-    ) -> CodedWeight:
-        """Rounds to codes with integer zeros. releases: whether the memory of `weight` is given
-        back meanwhile."""
-
-    def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds to int8 [n, k] with the scale and the shift of each row, [2, n] float32."""
-
-
-def rounded(rounder: WeightRounder, weight: Tensor, weight_format: WeightFormat) -> CodedWeight:
-    """Rounds a weight [n, k], contiguous, to codes, and gives its memory back."""
-    layout = layout_of(weight_format, weight.shape[1])
-    return rounder.round_codes(weight, layout.bits, layout.group_size, releases=True)
 
 
 def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:

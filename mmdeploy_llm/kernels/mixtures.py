@@ -1,20 +1,18 @@
-"""Parts of kernels.Kernels for mixtures of experts, whose matrices are packed one by one.
+"""Mixtures of experts: how a router chooses, in plain torch too, and what an expert computes.
 
 Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I width of an expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from . import ActivationName, PackedWeight
-    from .low_rank import ExpertChanges
+from .low_rank import ExpertChanges
+from .plain import ActivationName
 
 # Of each expert: softmax over all, or over those that are chosen; or the sigmoid.
 Scores = Literal["softmax", "softmax of chosen", "sigmoid"]
@@ -45,7 +43,7 @@ class RouteRule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gates:
     """Says what an expert computes between its products: activation(gate) * up; "clamped":
-    as ActivationKernels.clamped_mul does. has_gate: False where it is activation(up)."""
+    as Kernels.clamped_mul does. has_gate: False where it is activation(up)."""
 
     activation: ActivationName | Literal["clamped"] = "silu"
     alpha: float = 0.0
@@ -72,34 +70,32 @@ class Mixture(Protocol):
         adapters, which it takes."""
 
 
-class MixtureKernels(Protocol):
-    """Computes routers, and experts in few tokens, on the host."""
+def choose(
+    logits: Tensor, bias: Tensor | None, rule: RouteRule, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Computes Kernels.choose without factors."""
+    if rule.scores == "softmax of chosen":
+        best, experts = logits.topk(rule.top_k, -1)
+        return best.softmax(-1).to(dtype), experts
+    if rule.scores == "softmax":
+        scores = logits.softmax(-1, dtype=torch.float32)
+    else:
+        scores = (logits if rule.rounds else logits.float()).sigmoid()
+    chosen_by = _in_groups(scores if bias is None else scores + bias, rule)
+    experts = chosen_by.topk(rule.top_k, -1).indices
+    weights = scores.gather(-1, experts)
+    if rule.is_normed:
+        total = weights.sum(-1, keepdim=True).clamp_(min=rule.norm_min)
+        weights = weights / (total + rule.norm_more)
+    return (weights * rule.factor).to(dtype), experts
 
-    def widen(self, x: Tensor) -> Tensor:
-        """Returns `x`, contiguous, in float32."""
 
-    def choose(
-        self,
-        logits: Tensor,
-        bias: Tensor | None,
-        rule: RouteRule,
-        dtype: torch.dtype,
-        factors: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Chooses experts by logits [T, E], contiguous: their weights [T, k] in `dtype` and ids
-        [T, k], best first, the lower of equal ones. bias: [E] float32, added to the scores that
-        choose. factors: [E] in `dtype`, which multiply the weights."""
-
-    def mixture(
-        self,
-        pairs: Sequence[tuple[PackedWeight, PackedWeight]],
-        sizes: tuple[int, int],
-        dtype: torch.dtype,
-        biases: Sequence[tuple[Tensor | None, Tensor | None]],
-        *,
-        is_in_file: bool = False,
-    ) -> Mixture | None:
-        """Returns the experts with these matrices and biases, gate and up together and down; None
-        where their products are more than a call each. sizes: S and I. dtype: of x and biases.
-        is_in_file: whether the matrices are pages of a file, those of an expert one after the
-        other, that memory does not hold: each step has those read that it needs."""
+def _in_groups(scores: Tensor, rule: RouteRule) -> Tensor:
+    """Returns [T, E] with -inf for experts outside the best groups."""
+    if rule.num_used == rule.num_groups:
+        return scores
+    groups = scores.view(scores.shape[0], rule.num_groups, -1)
+    best = groups.topk(2, -1).values.sum(-1).topk(rule.num_used, -1).indices
+    is_left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device)
+    is_left_out.scatter_(1, best, False)
+    return groups.masked_fill(is_left_out[..., None], float("-inf")).flatten(1)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels import PackedWeight
-from mmdeploy_llm.kernels.mixtures import Mixture, MixtureKernels
+from .base import Kernels, PackedWeight
+from .mixtures import Mixture
 
 
 class PackedPairs:
     """Holds gate and up of each expert as one packed matrix, and down as another. is_in_file: set
-    where they are pages of a file, see MixtureKernels.mixture."""
+    where they are pages of a file, see Kernels.mixture."""
 
     _packed: list[tuple[PackedWeight, PackedWeight]] | None = None
     is_in_file = False
@@ -37,12 +37,12 @@ class PackedPairs:
 
     def mixture(
         self,
-        kernels: MixtureKernels,
+        kernels: Kernels,
         sizes: tuple[int, int],
         dtype: torch.dtype,
         biases: Callable[[int], tuple[Tensor | None, Tensor | None]],
     ) -> Mixture | None:
-        """Returns all experts in one call; see MixtureKernels. biases: of an expert."""
+        """Returns all experts in one call; see Kernels.mixture. biases: of an expert."""
         if self._packed is None:
             return None
         if dtype not in self._mixtures:

@@ -5,11 +5,12 @@ Every module takes and returns plain tensors on one device. Its weights come fro
 values of a new module are undefined until weights.load has filled it.
 """
 
-from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
+from mmdeploy_llm.kernels import Gates, RouteRule
+from mmdeploy_llm.kernels.plain import quick_gelu
 from mmdeploy_llm.layers.basic.experts import Experts
-from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer, added, mixture_kernels, scaled
+from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
 from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear
-from mmdeploy_llm.layers.basic.mlp import MLP, Activation, GatedMLP, quick_gelu
+from mmdeploy_llm.layers.basic.mlp import MLP, Activation, GatedMLP
 from mmdeploy_llm.layers.basic.norm import LateRMSNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.basic.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from mmdeploy_llm.layers.states.gated_delta import GatedDeltaConfig, GatedDeltaNet
@@ -102,7 +103,6 @@ __all__ = [
     "VisionConfig",
     "VisionEncoder",
     "ZeroCenteredRMSNorm",
-    "added",
     "alternating_axes",
     "axial_rotary",
     "frame_lengths",
@@ -111,12 +111,10 @@ __all__ = [
     "layer_rotaries",
     "layer_windows",
     "media_grid",
-    "mixture_kernels",
     "patch_positions",
     "quick_gelu",
     "refuse_unread",
     "rotary_config",
-    "scaled",
     "sectioned_axes",
     "sparse_layers",
     "standard_decoder",

@@ -29,11 +29,11 @@ from mmdeploy_llm.forward import (
     RotaryAttention,
     StateContext,
 )
-from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer, added, scaled
+from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
 from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear, empty_parameter
 from mmdeploy_llm.layers.basic.mapped_weights import MappedWeights
 from mmdeploy_llm.layers.basic.mlp import MLP, GatedMLP
-from mmdeploy_llm.layers.basic.norm import LayerNorm, NoNorm, RMSNorm, heads_normed
+from mmdeploy_llm.layers.basic.norm import LayerNorm, NoNorm, RMSNorm
 from mmdeploy_llm.layers.basic.recordings import Recordings, can_record
 from mmdeploy_llm.layers.basic.rotary import NoRope, Rope, Rotary
 from mmdeploy_llm.layers.basic.softcap import Softcap
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         assert self.k_norm is not None
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts = torch.split(qkv.view(qkv.shape[0], 1, -1), [q_size, kv_size, kv_size], 2)
-        q, k = heads_normed(self.q_norm, parts[0]), heads_normed(self.k_norm, parts[1])
+        q, k = self.q_norm.of_heads(parts[0]), self.k_norm.of_heads(parts[1])
         is_in_place = q.data_ptr() == qkv.data_ptr()
         return qkv if is_in_place else torch.cat([q, k, parts[2]], 2).view_as(qkv)
 
@@ -214,11 +214,11 @@ class DecoderLayer(KernelLayer):
         its own of the same values."""
         if self.post_attention_layernorm is not None:
             x, _ = self.post_attention_layernorm.add(residual, None)
-        added(residual, mixed, self.kernels)
+        self.kernels.add_rows(residual, mixed)
         return x
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.residual_scale == 1 else scaled(x, self.residual_scale, self.kernels)
+        return x if self.residual_scale == 1 else self.kernels.scale(x, self.residual_scale)
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP | ModalityMLP:
@@ -266,7 +266,7 @@ class Decoder(KernelLayer):
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
         modality-routed layers."""
-        if self.kernels is None or is_vision is not None or not can_record(inputs):
+        if not self.kernels.is_compiled or is_vision is not None or not can_record(inputs):
             return self._compute(inputs, is_vision)
         return self._recordings.run(inputs, self.kernels, lambda own: self._compute(own, None))
 
@@ -287,13 +287,13 @@ class Decoder(KernelLayer):
         """Returns the embeddings of tokens and media, [T, hidden]."""
         embeds: Tensor = self.embed_tokens(inputs.token_ids)
         if self.embed_scale != 1:
-            embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
+            embeds = self.kernels.scale(embeds, self.embed_scale, rounds=True)
         return inputs.merge_media(self._placed(embeds, inputs) if self.is_placed else embeds)
 
     def _placed(self, embeds: Tensor, inputs: ForwardInputs) -> Tensor:
         """Adds the embeddings of the positions, and norms, where the model does."""
         if self.embed_positions is not None:
-            embeds = added(embeds, self.embed_positions(inputs.positions), self.kernels)
+            embeds = self.kernels.add_rows(embeds, self.embed_positions(inputs.positions))
         return embeds if self.embed_norm is None else self.embed_norm(embeds)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
@@ -310,9 +310,9 @@ class Decoder(KernelLayer):
 
     def _rotary_attn(self, attn: AttentionContext) -> RotaryAttention | None:
         """Returns `attn` if it rotates q and k by the kernels that the layers use."""
-        if self.kernels is None or not isinstance(attn, RotaryAttention) or not attn.can_rotate:
+        if not self.kernels.is_compiled or not isinstance(attn, RotaryAttention):
             return None
-        return attn
+        return attn if attn.can_rotate else None
 
 
 class CausalLM(MappedWeights, nn.Module):
@@ -378,5 +378,5 @@ class CausalLM(MappedWeights, nn.Module):
         head = self.model.embed_tokens.product if self.lm_head is None else self.lm_head
         logits: Tensor = head(hidden)
         if self.logit_scale != 1:
-            logits = scaled(logits, self.logit_scale, self.model.kernels)
+            logits = self.model.kernels.scale(logits, self.logit_scale)
         return logits if self.softcap is None else self.softcap(logits)

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.layers.basic.mlp import ACTIVATIONS, AnyActivation
+from mmdeploy_llm.kernels.plain import ACTIVATIONS
+from mmdeploy_llm.layers.basic.mlp import AnyActivation
 from mmdeploy_llm.layers.basic.rotary import RotaryConfig
 from mmdeploy_llm.layers.basic.scaled_rope import (
     LONG_ROPE_TYPE,

@@ -44,9 +44,4 @@ class GatedAttention(Attention, KernelLayer):
 
     def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns x * sigmoid(gate), [T, H, D], which may overwrite `x`."""
-        own = None if self.kernels is None else self.kernels.activations
-        if own is None or self.kernels is None or not x.is_contiguous():
-            return x * gate.sigmoid()
-        if not self.kernels.takes(x, gate):
-            return x * gate.sigmoid()
-        return own.gate_heads(x, gate)
+        return self.kernels.gate_heads(x, gate)

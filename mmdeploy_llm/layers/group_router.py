@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.mixtures import RouteRule
-from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer, mixture_kernels
+from mmdeploy_llm.kernels import RouteRule
+from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
 from mmdeploy_llm.layers.basic.linear import Linear, empty_parameter
 
 MIN_SUM = 1e-20  # added to the sum that weights are divided by; not in the config
@@ -39,26 +39,6 @@ class GroupRouter(KernelLayer, Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Routes x [T, S]: weights [T, k], expert ids [T, k]."""
-        rule, bias = self.rule, self.e_score_correction_bias
-        own, dtype = mixture_kernels(self.kernels, x), x.dtype
-        dtype = dtype if self.rounds_weights else torch.float32
-        if own is not None:
-            return own.choose(self.product(own.widen(x)), bias, rule, dtype)
-        scores = self.product(x.float()).sigmoid()
-        experts = self._in_groups(scores + bias).topk(rule.top_k, -1).indices
-        weights = scores.gather(-1, experts)
-        if rule.is_normed:
-            weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
-        weights = weights * rule.factor
-        return weights.to(dtype), experts
-
-    def _in_groups(self, scores: Tensor) -> Tensor:
-        """Returns [T, E] with -inf for experts outside the best groups."""
-        rule = self.rule
-        if rule.num_used == rule.num_groups:
-            return scores
-        groups = scores.view(scores.shape[0], rule.num_groups, -1)
-        best = groups.topk(2, -1).values.sum(-1).topk(rule.num_used, -1).indices
-        is_left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device)
-        is_left_out.scatter_(1, best, False)
-        return groups.masked_fill(is_left_out[..., None], float("-inf")).flatten(1)
+        dtype = x.dtype if self.rounds_weights else torch.float32
+        logits = self.product(self.kernels.widen(x))
+        return self.kernels.choose(logits, self.e_score_correction_bias, self.rule, dtype)

@@ -12,10 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels import ActivationName
-from mmdeploy_llm.kernels.mixtures import RouteRule
+from mmdeploy_llm.kernels import ActivationName, RouteRule
 from mmdeploy_llm.layers.basic.experts import Experts
-from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer, added, mixture_kernels
+from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
 from mmdeploy_llm.layers.basic.linear import Linear, Matrix, empty_parameter, of_rows
 from mmdeploy_llm.layers.basic.mlp import GatedMLP
 
@@ -65,18 +64,8 @@ class Router(KernelLayer, Matrix):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        own = mixture_kernels(self.kernels, x)
-        logits = self.product(x.float() if own is None else own.widen(x))
-        bias, rule, kernels = self.correction_bias[0], self.rule, self.kernels
-        if own is not None:
-            return own.choose(logits, bias, rule, x.dtype)
-        if kernels is not None and kernels.experts is not None and kernels.takes(logits):
-            return kernels.experts.route(logits, bias, rule.top_k, x.dtype, rule.norm_min)
-        scores = logits.softmax(-1)
-        experts = (scores + bias).topk(rule.top_k, dim=-1).indices
-        weights = scores.gather(-1, experts)
-        weights = weights / weights.sum(-1, keepdim=True).clamp_(min=rule.norm_min)
-        return weights.to(x.dtype), experts
+        logits = self.product(self.kernels.widen(x))
+        return self.kernels.choose(logits, self.correction_bias[0], self.rule, x.dtype)
 
 
 class SoftmaxRouter(KernelLayer, Matrix):
@@ -93,25 +82,10 @@ class SoftmaxRouter(KernelLayer, Matrix):
     def forward(self, x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Routes x [T, S]: weights [T, k], expert ids [T, k]. factors: [E] in x's dtype, which
         multiply the weights."""
-        own = mixture_kernels(self.kernels, x)
         dtype = x.dtype if self.rounds_weights else torch.float32
-        if own is not None:
-            if factors is not None and factors.dtype is not dtype:
-                factors = own.widen(factors)
-            return own.choose(self.product(x), None, self.rule, dtype, factors)
-        weights, experts = self._chosen(x, dtype)
-        return weights if factors is None else weights * factors[experts], experts
-
-    def _chosen(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        logits, rule, kernels = self.product(x), self.rule, self.kernels
-        if kernels is not None and kernels.experts is not None and kernels.takes(logits):
-            norm_min = 0.0 if rule.is_normed else None
-            return kernels.experts.route(logits, None, rule.top_k, dtype, norm_min)
-        scores = logits.softmax(-1, dtype=torch.float32)
-        weights, experts = scores.topk(rule.top_k, dim=-1)
-        if rule.is_normed:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(dtype), experts
+        if factors is not None and factors.dtype is not dtype:
+            factors = self.kernels.widen(factors)
+        return self.kernels.choose(self.product(x), None, self.rule, dtype, factors)
 
 
 class SparseMLP(KernelLayer):
@@ -135,7 +109,7 @@ class SparseMLP(KernelLayer):
         if self.shared_experts is None:
             return out
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
-        return added(out, self.shared_experts(x), self.kernels, gate)
+        return self.kernels.add_rows(out, self.shared_experts(x), gate)
 
 
 def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:
@@ -193,7 +167,7 @@ class ModalityMLP(KernelLayer):
         else:
             out = self._route(x, modality.rows)
         shared = None if self.shared_experts is None else self.shared_experts(x)
-        return out if shared is None else added(out, shared, self.kernels)
+        return out if shared is None else self.kernels.add_rows(out, shared)
 
     def _route(self, x: Tensor, rows: ModalityRows | None) -> Tensor:
         if rows is None or rows.text.numel() == 0:

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks.objects.attention import VisibleKeys
-from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels import TORCH, Kernels
+from mmdeploy_llm.kernels.plain import ACTIVATIONS
 from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
 from mmdeploy_llm.layers.basic.linear import Linear, MergedLinear, empty_parameter
-from mmdeploy_llm.layers.basic.mlp import ACTIVATIONS, MLP
+from mmdeploy_llm.layers.basic.mlp import MLP
 from mmdeploy_llm.layers.basic.norm import LayerNorm, RMSNorm
 from mmdeploy_llm.layers.basic.rotary import Rope, Rotary, RotaryConfig, base_frequencies
 from mmdeploy_llm.layers.transfer import to_device
@@ -82,10 +83,10 @@ class Segments:
         """Patches in the largest segment."""
         return int(self._sizes.max())
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernels: Kernels | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernels: Kernels = TORCH) -> Tensor:
         """Computes full attention within each segment, [P, H, D] -> [P, H, D]: by kernels if they
         can, on CUDA in 16 bits by one call of torch's flash-attention, else group by group."""
-        own = None if kernels is None else kernels.attention
+        own = kernels.attention
         if own is not None and own.can_attend(q, k, v):
             return own.attend(q, k, v, self.visible, scale=q.shape[-1] ** -0.5)
         if _takes_varlen(q):

@@ -29,7 +29,7 @@ from mmdeploy_llm.errors import (
     PluginContractError,
 )
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.kernels import WeightMemory
+from mmdeploy_llm.kernels.cpu import LargePages
 from mmdeploy_llm.system.sharding import Share
 from mmdeploy_llm.weights.gguf.header import read_headers
 from mmdeploy_llm.weights.gguf.lookup import Tables
@@ -66,7 +66,7 @@ def build_model(
     device: torch.device,
     load_format: LoadFormat = "auto",
     split: Split | None = None,
-    memory: WeightMemory | None = None,
+    memory: LargePages | None = None,
     can_keep: CanKeep | None = None,
     plugins: PluginManager | None = None,
     new_packer: Callable[[nn.Module], PackModule] | None = None,
@@ -307,7 +307,7 @@ def _materialize(
 def _hold(
     model: nn.Module,
     kept: Mapping[str, Kept],
-    memory: WeightMemory | None,
+    memory: LargePages | None,
     pack: PackModule | None,
 ) -> None:
     """Reads weights in few bits, and packs each module once all of its are there."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from mmdeploy_llm.errors import ModelError
 from mmdeploy_llm.system.portable.files import NO_WAIT
 from mmdeploy_llm.system.portable.machine import free_ram
-from mmdeploy_llm.values.options.loading import LoadOptions, cache_folder
+from mmdeploy_llm.values.options.config import EngineConfig, cache_folder
 from mmdeploy_llm.values.options.model_names import GGUF_SUFFIX, find_model
 
 SLICE = 2**22
@@ -29,7 +29,7 @@ def mark_of(model: str) -> str:
     return blake2b(model.encode(errors="surrogateescape"), digest_size=5).hexdigest()
 
 
-def read_ahead(model: str, options: LoadOptions) -> threading.Thread | None:
+def read_ahead(model: str, options: EngineConfig) -> threading.Thread | None:
     """Begins to read what a start of the model will read: its last file in the cache of weights,
     else its own files. Returns the thread, None where there are none on this machine."""
     paths = _paths(model, options)
@@ -40,7 +40,7 @@ def read_ahead(model: str, options: LoadOptions) -> threading.Thread | None:
     return thread
 
 
-def _paths(model: str, options: LoadOptions) -> list[Path]:
+def _paths(model: str, options: EngineConfig) -> list[Path]:
     if options.load_format == "dummy":
         return []
     with suppress(OSError, RuntimeError, ModelError):  # told by who reads them

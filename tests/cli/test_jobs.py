@@ -161,6 +161,21 @@ def test_a_wrong_job_is_one_line_that_names_it(work, planned, text, message):
     assert planned == []
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("validate_retries = 2", "has an effect only with"),
+        ("sampling = {max_tokens = 9}\nmax_tokens = 1024", "give one of them"),
+    ],
+)
+def test_what_a_job_gives_with_its_default_is_given(work, planned, line, message):
+    (work / "job.toml").write_text(f'command = "caption"\npaths = "photos"\n{line}\n')
+    done = invoke("run", work / "job.toml")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert planned == []
+
+
 def test_arguments_cannot_follow_and_wrong_options_are_told(work, planned):
     (work / "job.toml").write_text('command = "caption"\npaths = "photos"\n')
     done = invoke("run", work / "job.toml", "more")

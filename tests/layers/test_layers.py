@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels import plain
 from mmdeploy_llm.layers import (
     GatedMLP,
     LayerNorm,
@@ -18,10 +19,8 @@ from mmdeploy_llm.layers import (
     quick_gelu,
     sectioned_axes,
 )
-from mmdeploy_llm.layers.basic import linear, rows
+from mmdeploy_llm.layers.basic import linear
 from mmdeploy_llm.layers.basic import mlp as mlp_module
-from mmdeploy_llm.layers.basic import norm as norm_module
-from mmdeploy_llm.layers.basic import rotary as rotary_module
 from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig, Router
 
@@ -154,14 +153,14 @@ class TestRotary:
 class TestRowParts:
     @pytest.mark.parametrize("num_rows", [0, 1, 64, 65, 128, 1000])
     def test_parts_are_whole_tiles_that_cover_all_rows(self, num_rows):
-        parts = rows.row_chunks(torch.zeros(num_rows, 3), 10, 1300)
+        parts = plain.row_chunks(torch.zeros(num_rows, 3), 10, 1300)
         covered = [row for part in parts for row in range(part.start, part.stop)]
         assert covered == list(range(num_rows))
-        assert all(part.start % rows.TILE == 0 for part in parts)
+        assert all(part.start % plain.TILE == 0 for part in parts)
         assert all(part.stop - part.start <= 128 for part in parts)
 
     def test_a_wide_row_still_gives_a_tile(self):
-        assert rows.row_chunks(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
+        assert plain.row_chunks(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_norm_and_rotary_in_chunks_equal_the_whole(self, dtype, monkeypatch):
@@ -176,8 +175,7 @@ class TestRowParts:
             return [norm(x), *(rope.rotate(x.view(200, 4, 8).clone()) for rope in ropes)]
 
         whole = compute()
-        monkeypatch.setattr(norm_module, "MAX_VALUES", 1)
-        monkeypatch.setattr(rotary_module, "MAX_VALUES", 1)
+        monkeypatch.setattr(plain, "MAX_VALUES", 1)
         for found, expected in zip(compute(), whole, strict=True):
             assert torch.equal(found, expected)
 

@@ -21,6 +21,7 @@ from mmdeploy_llm.engine.startup.model_files import read_model_files
 from mmdeploy_llm.engine.startup.options import final_options
 from mmdeploy_llm.errors import CheckpointError, MMDeployLLMError
 from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.weights.bounds import bounded_building
@@ -34,7 +35,7 @@ MACHINE = Machine(
     cpus=(0, 1),
     placement=None,
     cuda=CudaSetup(torch="2", cuda=None),
-    kernels=None,
+    kernels=TORCH,
 )
 FILES = (
     "config.json",

@@ -17,9 +17,10 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.template import Template, shown, text_of
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.data.rows.rows import BadItem, FirstLines, Row, Rows
-from mmdeploy_llm.engine.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
+from mmdeploy_llm.engine.intake.prompts import CONTENT_KEYS
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.media.loading.forms import MEDIA_KEYS
 
 from .columns import (
     ALL,

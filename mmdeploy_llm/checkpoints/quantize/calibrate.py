@@ -32,7 +32,7 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.engine.startup.chat_media import ChatMedia
 from mmdeploy_llm.engine.startup.machine import load_kernels
-from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.weights.files import SafetensorsFile
@@ -141,7 +141,7 @@ def _stop_recording(model: Any) -> None:
     """Lets decoders compute every step: one that replays a recording shows no inputs."""
     for module in model.modules():
         if isinstance(module, CausalLM):
-            module.model.kernels = None
+            module.model.kernels = TORCH
 
 
 def _round_windows(

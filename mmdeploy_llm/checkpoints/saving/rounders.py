@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import WeightRounder
+from mmdeploy_llm.kernels.cpu import CpuKernels
 from mmdeploy_llm.values.options.weight_formats import QuantizationName
 
 from .rounding import Rounded, Scheme, relative_error, round_groups
@@ -51,7 +51,7 @@ class KernelRounder:
     """Rounds as an engine does that loads the same weights with `quantization`."""
 
     def __init__(
-        self, kernels: WeightRounder, quantization: QuantizationName, dtype: torch.dtype
+        self, kernels: CpuKernels, quantization: QuantizationName, dtype: torch.dtype
     ) -> None:
         """quantization: one whose weights have codes in a decoder's layers. dtype: of the loaded
         weights."""

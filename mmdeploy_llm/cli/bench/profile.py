@@ -275,4 +275,4 @@ def _wrap(
 
 def _kernels(module: nn.Module) -> list[Any]:
     found = getattr(module, "kernels", None)
-    return [] if found is None else [found]
+    return [found] if found is not None and found.is_compiled else []

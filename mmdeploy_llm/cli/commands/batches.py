@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mmdeploy_llm.cli.options.columns import ColumnChoices
-from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.groups import is_given, with_groups
 from mmdeploy_llm.cli.options.job_file import save_job
 from mmdeploy_llm.cli.options.missing import check_corpus, check_media
 from mmdeploy_llm.cli.options.output import Output
@@ -23,11 +23,12 @@ from mmdeploy_llm.errors import ConfigError
 from .shards import shard_names
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
+    from mmdeploy_llm.cli.options.reading import ReadOptions
     from mmdeploy_llm.cli.options.vectors import EmbedOptions
 
-Desk = TypeVar("Desk", bound="DeskOptions | EmbedOptions")
+Desk = TypeVar("Desk", bound="DeskOptions | EmbedOptions | ReadOptions")
 Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
@@ -60,8 +61,9 @@ def caption(
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
     from mmdeploy_llm.batch.job import open_output, plan_source
+    from mmdeploy_llm.batch.options import option_settings
 
-    settings = batch_settings(ctx, desk, options)
+    settings = batch_settings(ctx, desk, options, option_settings(desk.to_batch()))
     sink = open_output(output, settings)  # a wrong format is told before torch is imported
     source = source_of_files(given, settings)
     if desk.estimate.estimate is not None:
@@ -102,8 +104,10 @@ def run_input(
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
     from mmdeploy_llm.batch.job import open_output, plan_batch, plan_source, source_of
+    from mmdeploy_llm.batch.options import option_settings
 
-    settings = batch_settings(ctx, desk, options, **columns.to_settings())
+    fields = option_settings({**desk.to_batch(), **columns.to_batch()})
+    settings = batch_settings(ctx, desk, options, fields)
     sink = open_output(output, settings)  # a wrong format is told before torch is imported
     files = source_of_files(files_of(desk), settings) if input is None else None
     given = input or ""
@@ -163,22 +167,27 @@ def start(
 def named(desk: Desk, output: str, page: str | None) -> tuple[Desk, str, str | None]:
     """Returns the options, the output and the report of this process, see shard_names. page: the
     report without --report. Raises ConfigError."""
-    shown, chosen = desk.shown, desk.selection
+    shown = desk.shown
     if shown.no_report and shown.report is not None:
         raise ConfigError("--report and --no-report contradict each other; give one of them")
     page = None if shown.no_report else page if shown.report is None else str(shown.report)
-    shard, output, page = shard_names(chosen.shard, output, page)
-    return replace(desk, selection=replace(chosen, shard=shard)), output, page
+    return of_shard(desk, output, page)
+
+
+def of_shard(desk: Desk, output: str, page: str | None) -> tuple[Desk, str, str | None]:
+    """Returns the same of this process, of several that share the input, see shard_names."""
+    shard, output, page = shard_names(desk.selection.items.get("shard"), output, page)
+    return replace(desk, selection=desk.selection.of_shard(shard)), output, page
 
 
 def batch_settings(
-    ctx: typer.Context, desk: RunDesk, engine: Mapping[str, Any], **more: Any
+    ctx: typer.Context, desk: RunDesk, engine: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> BatchSettings:
-    """Builds the settings of a run. engine: options of LLM(). more: further fields. Raises
-    ConfigError for options that contradict each other."""
+    """Builds the settings of a run. engine: options of LLM(). fields: of the options of the run.
+    Raises ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.documents.sources import Sources
     from mmdeploy_llm.batch.engine import describe_engine
-    from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.batch.settings import BatchSettings
     from mmdeploy_llm.data.rows.rows import MAX_CELL_BYTES
     from mmdeploy_llm.engine.startup.kinds import accepted_kinds, known_kinds, usual_question
     from mmdeploy_llm.media.loading.reader import open_reader
@@ -192,8 +201,7 @@ def batch_settings(
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         allowed_media_root=engine.get("allowed_media_root"),
         describe_engine=lambda: describe_engine(config),
-        **desk.to_settings(),
-        **more,
+        **{**fields, **desk.to_settings()},
     )
     if settings.boxes and desk.effort.ray is not None:
         raise ConfigError("--boxes are read by an engine of this process; leave out --ray")
@@ -214,8 +222,7 @@ def batch_settings(
 def check_cluster(ctx: typer.Context) -> None:
     """Raises ConfigError when the command line says how often engines of this process are started
     again."""
-    source = ctx.get_parameter_source("engine_restarts")
-    if source is not None and source.name == "COMMANDLINE":
+    if is_given(ctx, "engine_restarts"):
         raise ConfigError(
             "--engine-restarts is for engines of this process; a Ray cluster starts its engines "
             "again by itself: leave it out with --ray"

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdeploy_llm.cli.options.effort import MaxNumSeqs
-from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
 from mmdeploy_llm.cli.options.missing import check_model
-from mmdeploy_llm.cli.options.model import ModelOptions, NumThreads
+from mmdeploy_llm.cli.options.model import ModelOptions
 from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import engine_options
-from mmdeploy_llm.values.options.weight_formats import FORMATS, names_of
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from mmdeploy_llm.cli.bench.results import BenchSettings
@@ -67,17 +66,6 @@ Requests = Annotated[
     int | None, typer.Option(min=1, help="Requests per round.  [default: 32 texts, 16 images]")
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of measured rounds.")]
-Quantization = Annotated[
-    str | None,
-    typer.Option(help=f"{names_of(FORMATS.values())}: weights in 8 or 4 bits."),
-]
-KVCacheDType = Annotated[
-    str,
-    typer.Option(
-        help="Number format of the KV cache. auto: the model's; int8, int4: about half and a "
-        "quarter of the memory of bfloat16."
-    ),
-]
 Dummy = Annotated[
     bool,
     typer.Option("--dummy", help="Use random weights; the folder needs no safetensors files."),
@@ -94,10 +82,9 @@ def bench(
     *,
     requests: Requests = None,
     rounds: Rounds = 2,
-    max_num_seqs: MaxNumSeqs = None,
-    num_threads: NumThreads = None,
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDType = "auto",
+    speed: Annotated[
+        Given, Rows(EngineFlags, "max_num_seqs", "num_threads", "quantization", "kv_cache_dtype")
+    ],
     dummy: Dummy = False,
     profile: IsProfiled = False,
     as_json: IsJson = False,
@@ -112,10 +99,7 @@ def bench(
         ctx,
         model.engine,
         **model.to_engine(),
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_seqs=max_num_seqs,
-        num_threads=num_threads,
+        **speed,
         load_format="dummy" if dummy else None,
     )
     check_model(model.model, options)

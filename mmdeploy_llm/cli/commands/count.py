@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdeploy_llm.batch.arguments import RunArguments
 from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.cli.options.answer import Thinking
 from mmdeploy_llm.cli.options.files import CountedPages
-from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
 from mmdeploy_llm.cli.options.missing import check_outputs, check_pictures
-from mmdeploy_llm.cli.options.model import Engine, ImageTokens, Model, VideoTokens
+from mmdeploy_llm.cli.options.model import Engine, Model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
-from mmdeploy_llm.cli.options.selection import Limit, Recursive
 from mmdeploy_llm.cli.options.single import Image, IsJson
 from mmdeploy_llm.cli.options.values import (
     MANY_MEDIA,
@@ -32,6 +32,7 @@ from mmdeploy_llm.cli.options.values import (
 )
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.system.portable.machine import num_cpus
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.questions.asks import Asks
@@ -75,14 +76,12 @@ def count(
     image: Image = None,
     raw: Raw = False,
     thinking: Thinking = None,
-    recursive: Recursive = True,
-    limit: Limit = None,
+    *,
+    chosen: Annotated[Given, Rows(RunArguments, "recursive", "limit")],
     total: Total = False,
     as_json: IsJson = False,
-    image_tokens: ImageTokens = "auto",
-    video_tokens: VideoTokens = "auto",
+    budgets: Annotated[Given, Rows(EngineFlags, "image_tokens", "video_tokens")],
     engine: Engine = None,
-    *,
     documents: CountedPages,
     providers: ProviderOptions,
 ) -> None:
@@ -97,22 +96,23 @@ def count(
     check_pictures(image or [])
     text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
-    more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
-    more |= providers.to_engine()
+    more = {**budgets, **providers.to_engine()}
     options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
     from mmdeploy_llm.client.counting import TokenCounter
 
     if inputs:
-        finding, asks = read_of(ctx, model, options, **documents.to_finding())
+        finding, asks = read_of(ctx, model, options, **documents.to_batch())
         asked = {"question": text, "asks": asks, "template_kwargs": kwargs}
-        items = input_items(inputs, asked, limit=limit, is_recursive=recursive, finding=finding)
+        wanted = {"limit": chosen.get("limit"), "is_recursive": chosen.get("recursive", True)}
+        items = input_items(inputs, asked, **wanted, finding=finding)
     else:
         items = iter([single_item(text or "", image or [], raw, kwargs)])
     with TokenCounter(model, **options) as counter:
         show = show_json if as_json else show_line
         sums = show_counts(counted(items, counter), None if total else show)
     if total or not as_json:
-        show_total(sums, as_json=as_json, noun="page" if documents.by_page else "item")
+        noun = "page" if documents.chosen.get("by_page") else "item"
+        show_total(sums, as_json=as_json, noun=noun)
     if sums["num_failed"]:
         raise typer.Exit(SOME_FAILED)
 

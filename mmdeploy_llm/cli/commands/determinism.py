@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.cli.exits import SOME_FAILED
-from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
 from mmdeploy_llm.cli.options.missing import check_model
-from mmdeploy_llm.cli.options.model import DType, Engine, Model
+from mmdeploy_llm.cli.options.model import Engine, Model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
 from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import engine_options
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 from mmdeploy_llm.values.options.weight_formats import FORMATS, names_of
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ def check_determinism(
     ctx: typer.Context,
     model: Model = "shapes-vl",
     mode: Mode = False,
-    dtype: DType = "auto",
+    *,
+    computed: Annotated[Given, Rows(EngineFlags, "dtype")],
     quantization: Quantization = None,
     longest: Longest = 300,
     as_json: IsJson = False,
     engine: Engine = None,
-    *,
     providers: ProviderOptions,
 ) -> None:
     """Check on this machine that answers do not depend on what is computed with them.
@@ -88,7 +89,7 @@ def check_determinism(
     options = engine_options(
         ctx,
         engine,
-        dtype=dtype,
+        **computed,
         quantization=quantization,
         deterministic=mode or None,
         **providers.to_engine(),

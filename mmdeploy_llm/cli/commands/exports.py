@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmdeploy_llm.cli.exits import SOME_FAILED
-from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
 from mmdeploy_llm.cli.options.missing import check_outputs
 from mmdeploy_llm.cli.options.providers import ProviderOptions
-from mmdeploy_llm.cli.options.sidecars import SidecarChoices
+from mmdeploy_llm.data.outputs.sidecars.arguments import SidecarArguments
 
 if TYPE_CHECKING:
     from mmdeploy_llm.data.outputs.exports.export import ExportSummary
@@ -106,7 +105,7 @@ def export(
     media_root: MediaRoot = None,
     part_items: PartItems = None,
     repeats: Repeats = 10,
-    sidecars: SidecarChoices,
+    sidecars: Annotated[Given, Rows(SidecarArguments, title="Output")],
     providers: ProviderOptions,
 ) -> None:
     """Write the records of batches in another format: tables, tars, training sets."""
@@ -118,7 +117,7 @@ def export(
 
     kinds = providers.kinds(ctx.obj)
     chosen = format_of(output, format, kinds)
-    given = asdict(replace(sidecars, sidecar=sidecars.sidecar or DEFAULT_SUFFIX))
+    given = {"sidecar": DEFAULT_SUFFIX, **sidecars}
     options = ExportOptions(
         outcomes=None if outcome is None else frozenset(map(str.strip, outcome.split(","))),
         media_root=media_root,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,8 @@ import typer
 
 from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.cli.options.command import Command, CommandGroup
-from mmdeploy_llm.cli.options.providers import Plugin, Use
+from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,15 +75,21 @@ plugins = typer.Typer(
 
 
 @plugins.callback(invoke_without_command=True)
+@with_groups
 def default(
-    ctx: typer.Context, as_json: AsJson = False, strict: Strict = False, plugin: Plugin = None
+    ctx: typer.Context,
+    *,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files")],
 ) -> None:
     """List installed plugins (the default), check one, or write a new one."""
     if ctx.invoked_subcommand is None:
-        list_plugins(ctx, as_json=as_json, strict=strict, plugin=plugin)
+        show_plugins(ctx, chosen, as_json=as_json, strict=strict)
 
 
 @plugins.command("list", cls=Command, epilog=EPILOG_LIST)
+@with_groups
 def list_plugins(
     ctx: typer.Context,
     as_json: AsJson = False,
@@ -90,13 +97,20 @@ def list_plugins(
         bool, typer.Option("--markdown", help="Print a Markdown table of model architectures.")
     ] = False,
     strict: Strict = False,
-    plugin: Plugin = None,
-    use: Use = None,
+    *,
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files", "use")],
 ) -> None:
     """List installed plugins, what they provide, and their errors."""
+    show_plugins(ctx, chosen, as_json=as_json, markdown=markdown, strict=strict)
+
+
+def show_plugins(
+    ctx: typer.Context, chosen: Given, *, as_json: bool, strict: bool, markdown: bool = False
+) -> None:
+    """Prints plugins. chosen: options of PluginChoice."""
     from mmdeploy_llm.cli.terminal.output import make_console
 
-    manager = _load(ctx, plugin or (), use or ())
+    manager = _load(ctx, chosen)
     if as_json:
         found = [_record(manager, item) for item in manager.plugins]
         typer.echo(json.dumps(found, indent=2, default=_as_text))  # first bytes of files
@@ -115,6 +129,7 @@ def list_plugins(
 
 
 @plugins.command(cls=Command, epilog=EPILOG_CHECK)
+@with_groups
 def check(
     name: Annotated[
         str,
@@ -128,7 +143,8 @@ def check(
             help="Folder of a checkpoint; without it, checks that build a model are skipped.",
         ),
     ] = None,
-    plugin: Plugin = None,
+    *,
+    chosen: Annotated[Given, Rows(EngineFlags, "plugin_files")],
     as_json: AsJson = False,
 ) -> None:
     """Check that a plugin keeps its contract.
@@ -142,7 +158,7 @@ def check(
 
     verdicts: list[Verdict] = []
     with quiet_plugins():
-        for verdict in check_plugin(name, model_folder=model, plugin_files=plugin or ()):
+        for verdict in check_plugin(name, model_folder=model, **chosen):
             verdicts.append(verdict)
             if not as_json:
                 _print_verdict(verdict)
@@ -217,11 +233,11 @@ def quiet_plugins() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> PluginManager:
+def _load(ctx: typer.Context, chosen: Given) -> PluginManager:
     """Loads the plugins with the program's loader; their failures appear in the listing."""
     load = cast("Callable[..., PluginManager]", ctx.meta[LOAD_PLUGINS])
     with quiet_plugins():
-        manager = load(files, use)
+        manager = load(**chosen)
         manager.extend_cli(typer.Typer())
     return manager
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from mmdeploy_llm.batch.arguments import AskingArguments
 from mmdeploy_llm.cli.engines import open_async_llm, open_llm
 from mmdeploy_llm.cli.exits import SOME_FAILED, SOME_LACKING, print_error
 from mmdeploy_llm.cli.options.answer import AnswerOptions
-from mmdeploy_llm.cli.options.groups import with_groups
+from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
 from mmdeploy_llm.cli.options.missing import check_pictures
 from mmdeploy_llm.cli.options.model import ModelOptions
-from mmdeploy_llm.cli.options.question import System
 from mmdeploy_llm.cli.options.single import Image, Tools
 from mmdeploy_llm.cli.options.values import (
     MANY_MEDIA,
@@ -51,7 +51,7 @@ def generate(
         bool,
         typer.Option("--raw", help="Continue the text, without a chat template."),
     ] = False,
-    system: System = None,
+    asked: Annotated[Given, Rows(AskingArguments, "system")],
     tools: Tools = None,
     answer: AnswerOptions,
     model: ModelOptions,
@@ -67,7 +67,7 @@ def generate(
     params = sampling_params(answer.to_sampling())
     from mmdeploy_llm.cli.terminal.output import make_console, opening, print_answer, user_message
 
-    system = text_value("--system", system)
+    system = text_value("--system", asked.get("system"))
     request: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
     if raw and system is not None:
         raise ConfigError("--system needs a chat template, and --raw leaves it out; give one")
@@ -95,7 +95,7 @@ def chat(
         typer.Option(help="Send this message, or @FILE, and exit."),
     ] = None,
     image: Image = None,
-    system: System = None,
+    asked: Annotated[Given, Rows(AskingArguments, "system")],
     tools: Tools = None,
     answer: AnswerOptions,
     model: ModelOptions,
@@ -105,7 +105,7 @@ def chat(
     Each line of the terminal or of a pipe is a message. /image PATH attaches a picture to the next
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     check_pictures(image or [])
-    message, system = text_value("--message", message), text_value("--system", system)
+    message, system = text_value("--message", message), text_value("--system", asked.get("system"))
     options = _options(ctx, model, answer, MANY_MEDIA)
     params = sampling_params(answer.to_sampling())
     from mmdeploy_llm.cli.terminal.output import CHAT_HELP, ChatSession, make_console

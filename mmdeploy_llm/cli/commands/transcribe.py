@@ -39,7 +39,7 @@ def transcribe(
         sounds,
         read_formats(out.transcripts),
         out.output,
-        is_recursive=out.recursive,
+        is_recursive=out.folders.get("recursive", True),
         overwrite=out.overwrite,
     )
     for words in planned.told:

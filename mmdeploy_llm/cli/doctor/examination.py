@@ -15,6 +15,7 @@ from mmdeploy_llm.engine.startup.cards import CudaSetup, missing_cuda, read_cuda
 from mmdeploy_llm.engine.startup.sizes import available_memory
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks import AttentionBackendSpec, PluginManager
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.layers.attention.select import Host, examined
 from mmdeploy_llm.system.portable.machine import free_ram
@@ -217,7 +218,7 @@ def attention(setup: CudaSetup, kernels: native.CpuKernels | None) -> Finding:
     says why those of other plugins, and the faster ones, cannot be used."""
     device = "cuda" if setup.cards else "cpu"
     needs = AttentionNeeds(name="auto", device=device, dtype="bfloat16", kv_cache_dtype="bfloat16")
-    host = Host(kernels=kernels, capabilities=[card.capability for card in setup.cards])
+    host = Host(kernels=kernels or TORCH, capabilities=[card.capability for card in setup.cards])
     manager = PluginManager.load()
     try:
         found = list(examined(needs, manager, host))

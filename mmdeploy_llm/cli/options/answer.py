@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
-from .groups import Group
+from .groups import Given, Group, Rows, Shown
 from .values import named_values, template_kwargs
 
 MAX_TOKENS = 1024
@@ -31,8 +32,10 @@ class AnswerOptions(Group):
 
     thinking: Thinking = None
     max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Upper limit of generated tokens per answer.")
-    ] = MAX_TOKENS
+        int | None,
+        typer.Option(min=1, metavar="N", help="Upper limit of generated tokens per answer."),
+        Shown(MAX_TOKENS),
+    ] = None
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -50,35 +53,11 @@ class AnswerOptions(Group):
             "text itself, is an object with names and values; may be repeated.",
         ),
     ] = None
-    reasoning_parser: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            hidden=True,
-            help="How to separate reasoning from the answer: auto (the model's own parser), none, "
-            "or the name of a parser that `mmdeploy-llm plugins` lists.",
-        ),
-    ] = "auto"
-    tool_call_parser: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            hidden=True,
-            help="How to extract tool calls from the answer: auto (the model's own parser), none, "
-            "or the name of a parser.",
-        ),
-    ] = "auto"
+    parsers: Annotated[Given, Rows(EngineFlags, "reasoning_parser", "tool_call_parser")]
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the variables for the chat template."""
         return {"chat_template_kwargs": template_kwargs(self.thinking)}
-
-    def to_engine(self) -> dict[str, Any]:
-        """Returns the parsers."""
-        return {
-            "reasoning_parser": self.reasoning_parser,
-            "tool_call_parser": self.tool_call_parser,
-        }
 
     def to_sampling(self) -> dict[str, Any]:
         """Returns the parameters. Raises ConfigError for one that is given twice."""
@@ -87,8 +66,8 @@ class AnswerOptions(Group):
         more = named_values("--sampling", self.sampling or [], "top_p=0.9")
         if "temperature" in more and self.temperature is not None:
             raise ConfigError("--temperature and --sampling temperature=... : give one of them")
-        if "max_tokens" in more and self.max_tokens != MAX_TOKENS:
+        if "max_tokens" in more and self.max_tokens is not None:
             raise ConfigError("--max-tokens and --sampling max_tokens=... : give one of them")
         is_drawn = any(name in more for name in DRAWS)
         temperature = 0.0 if self.temperature is None and not is_drawn else self.temperature
-        return {"max_tokens": self.max_tokens, "temperature": temperature, **more}
+        return {"max_tokens": self.max_tokens or MAX_TOKENS, "temperature": temperature, **more}

@@ -7,17 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from mmdeploy_llm.engine.desk.deaths import ENGINE_RESTARTS
+from mmdeploy_llm.batch.arguments import RunArguments
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 
-from .groups import Group
-from .model import NumThreads
-
-MaxNumSeqs = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="N", hidden=True, help="Upper limit of items that run at the same time."
-    ),
-]
+from .groups import Given, Group, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,24 +19,8 @@ class EffortOptions(Group):
 
     title: ClassVar[str] = "Run"
 
-    max_failures: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", hidden=True, help="Stop after N failed items in this run."
-        ),
-    ] = None
-    engine_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="K",
-            hidden=True,
-            help="How often in a row an engine that died is started again. Its items are done "
-            "again; one that was there at two deaths is done alone.",
-        ),
-    ] = ENGINE_RESTARTS
-    max_num_seqs: MaxNumSeqs = None
-    num_threads: NumThreads = None
+    giving_up: Annotated[Given, Rows(RunArguments, "max_failures", "engine_restarts")]
+    at_once: Annotated[Given, Rows(EngineFlags, "max_num_seqs", "num_threads")]
     ray: Annotated[
         str | None,
         typer.Option(
@@ -56,11 +33,6 @@ class EffortOptions(Group):
         ),
     ] = None
 
-    def to_settings(self) -> dict[str, Any]:
+    def to_batch(self) -> dict[str, Any]:
         """Returns when a run gives up. A Ray cluster starts its engines again by itself."""
-        restarts = self.engine_restarts if self.ray is None else 0
-        return {"max_failures": self.max_failures, "engine_restarts": restarts}
-
-    def to_engine(self) -> dict[str, Any]:
-        """Returns the numbers of sequences and threads."""
-        return {"max_num_seqs": self.max_num_seqs, "num_threads": self.num_threads}
+        return {**self.giving_up, **({} if self.ray is None else {"engine_restarts": 0})}

@@ -27,6 +27,8 @@ import typer
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.text.encodings import not_utf8
 
+from .groups import is_given
+
 COMMAND, FOLDER, SAVE = "command", "folder", "save_job"
 MAX_BYTES = 10_000_000
 HEAD = "# mmdeploy-llm run {name}\n"
@@ -142,8 +144,7 @@ def save_job(ctx: typer.Context, path: Path | None) -> None:
 def given_values(ctx: typer.Context) -> Iterator[tuple[str, Any]]:
     """Yields the names and values that the command line has given, in the order of --help."""
     for param in ctx.command.get_params(ctx):
-        source = ctx.get_parameter_source(param.name or "")
-        if source is not None and source.name == "COMMANDLINE" and param.name != SAVE:
+        if is_given(ctx, param.name or "") and param.name != SAVE:
             yield str(param.name), ctx.params[str(param.name)]
 
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
 from mmdeploy_llm.values.options.model_names import check_offline, find_model
 
-from .groups import Group
+from .groups import Given, Group, Rows
 from .providers import ProviderOptions
 
 
@@ -34,31 +35,12 @@ Model = Annotated[
         "vision tower of a GGUF file, mmproj-*.gguf, is found in the same folder.",
     ),
 ]
-DType = Annotated[
-    str,
-    typer.Option(
-        metavar="TYPE",
-        hidden=True,
-        help="Number format of weights: auto, bfloat16, float16 or float32.",
-    ),
-]
 Engine = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
         help="Another engine option, such as max_model_len=4096. May be repeated.",
     ),
-]
-ImageTokens = Annotated[
-    str,
-    typer.Option(
-        metavar="N",
-        help="Most tokens of a picture: a number, auto (what the model's authors use) or full.",
-    ),
-]
-VideoTokens = Annotated[
-    str,
-    typer.Option(metavar="N", hidden=True, help="Most tokens of a video, as --image-tokens."),
 ]
 Adapter = Annotated[
     list[str] | None,
@@ -67,12 +49,6 @@ Adapter = Annotated[
         hidden=True,
         help="A LoRA adapter: a PEFT folder or an id on the hub. Of several, prompts name theirs, "
         "and --adapter NAME says which one the others have. May be repeated.",
-    ),
-]
-NumThreads = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="N", hidden=True, help="CPU threads for compute.  [default: one per core]"
     ),
 ]
 
@@ -84,30 +60,14 @@ class ModelOptions(Group):
     title: ClassVar[str] = "Model"
 
     model: Model = "shapes-vl"
-    dtype: DType = "auto"
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", hidden=True, help="Where to compute: auto, cpu, cuda or cuda:N."
-        ),
-    ] = "auto"
-    image_tokens: ImageTokens = "auto"
-    video_tokens: VideoTokens = "auto"
+    computed: Annotated[Given, Rows(EngineFlags, "dtype", "device", "image_tokens", "video_tokens")]
     adapter: Adapter = None
     engine: Engine = None
     providers: ProviderOptions
 
     def to_engine(self) -> dict[str, Any]:
-        """Returns the number format, the device, the budgets of pictures and videos, and the
-        choice of plugins."""
-        return {
-            **self.providers.to_engine(),
-            "dtype": self.dtype,
-            "device": self.device,
-            "image_tokens": self.image_tokens,
-            "video_tokens": self.video_tokens,
-            **adapter_options(self.adapter or []),
-        }
+        """Returns what the options set, and the adapters."""
+        return {**Group.to_engine(self), **adapter_options(self.adapter or [])}
 
 
 def adapter_options(given: list[str]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Options of how results are written."""
+"""Options of where results are written, and how they are shown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -24,47 +24,6 @@ Output = Annotated[
         "WebDataset tars; a URL such as s3://bucket/NAME.parquet gets whole parts.",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions(Group):
-    """How results are written."""
-
-    title: ClassVar[str] = "Output"
-
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "--output-format",
-            metavar="FORMAT",
-            hidden=True,
-            help="Format of the output: jsonl, csv, openai, parquet or webdataset.  "
-            "[default: by its suffix]",
-        ),
-    ] = None
-    part_items: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            hidden=True,
-            help="Items in a part of the output.  [default: 20000, of tars 10000]",
-        ),
-    ] = None
-    journal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            hidden=True,
-            help="Where this machine keeps results that are not uploaded yet, when --output is a "
-            "URL.  [default: a folder NAME-DIGEST.journal here]",
-        ),
-    ] = None
-
-    def to_settings(self) -> dict[str, Any]:
-        """Returns the format, the size of parts and the journal."""
-        return {"format": self.format, "part_items": self.part_items, "journal": self.journal}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

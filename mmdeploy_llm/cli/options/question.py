@@ -1,25 +1,21 @@
-"""Options of the question."""
+"""Options of the question, and of what an answer must keep."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.batch.arguments import AskingArguments
 from mmdeploy_llm.errors import ConfigError
 
-from .groups import Group
+from .files import with_text
+from .groups import Given, Group, Rows
 from .values import read_text, text_value
 
-System = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help="The system message, or @FILE. It opens the conversation; a line of a batch may have "
-        "its own.",
-    ),
-]
+CHECKS = ("schema", "validate", "avoid", "max_words", "max_chars")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,38 +39,49 @@ class QuestionOptions(Group):
         str | None,
         typer.Option(metavar="FILE", hidden=True, help="File with the question: --prompt @FILE."),
     ] = None
-    ask: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TEXT",
-            help="One of several questions about each item. May be repeated; the record has the "
-            "answers by these names. TEXT is as that of --prompt.",
-        ),
-    ] = None
-    system: System = None
+    asked: Annotated[Given, Rows(AskingArguments, "ask", "system")]
 
     def to_settings(self) -> dict[str, Any]:
-        """Returns the questions and the system message. Raises ConfigError."""
-        from mmdeploy_llm.batch.questions.asks import Asks
-
+        """Returns the question. Raises ConfigError."""
         if self.prompt is not None and self.prompt_file is not None:
             raise ConfigError("--prompt and --prompt-file contradict each other; give one of them")
         question = text_value("--prompt", self.prompt)
         if self.prompt_file is not None:
             question = read_text("--prompt-file", self.prompt_file)
-        texts = dict(_named(text) for text in self.ask or [])
-        if len(texts) < len(self.ask or []):
+        return {"question": question}
+
+    def to_batch(self) -> dict[str, Any]:
+        """Returns several questions, and the system message. Raises ConfigError."""
+        given = with_text(self.asked, "system")
+        return {**given, "ask": named_questions(given["ask"])} if "ask" in given else given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions(Group):
+    """Rules that every answer must keep."""
+
+    title: ClassVar[str] = "Question and answer"
+
+    kept: Annotated[Given, Rows(AskingArguments, *CHECKS, "validate_retries")]
+
+    def to_batch(self) -> dict[str, Any]:
+        """Returns the rules. Raises ConfigError for retries without any."""
+        if "validate_retries" in self.kept and len(self.kept) == 1:
+            raise ConfigError(
+                "--validate-retries has an effect only with --schema, --validate, --avoid, "
+                "--max-words or --max-chars"
+            )
+        return dict(self.kept)
+
+
+def named_questions(given: Iterable[str]) -> dict[str, str]:
+    """Returns the questions of texts NAME=TEXT by name. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, separator, question = text.partition("=")
+        if not separator:
+            raise ConfigError(f'--ask {text[:40]!r} must be NAME=TEXT, such as tags="List tags."')
+        if name in found:
             raise ConfigError("--ask gives a name twice; names must differ")
-        return {
-            "question": question,
-            "asks": Asks.given(texts or None),
-            "system": text_value("--system", self.system),
-        }
-
-
-def _named(text: str) -> tuple[str, str]:
-    """Returns name and question of NAME=TEXT."""
-    name, separator, question = text.partition("=")
-    if not separator:
-        raise ConfigError(f'--ask {text[:40]!r} must be NAME=TEXT, such as tags="List tags."')
-    return name, str(text_value(f"--ask {name}", question))
+        found[name] = str(text_value(f"--ask {name}", question))
+    return found

@@ -8,38 +8,21 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from mmdeploy_llm.batch.documents.reading.choices import check_tables
+from mmdeploy_llm.batch.documents.reading.options import WishArguments
 from mmdeploy_llm.errors import ConfigError
 
 from .answer import Thinking
 from .effort import EffortOptions
 from .estimate import EstimateOptions
-from .files import PAGES, Dpi, FileOptions, Password
-from .groups import Group, Groups
+from .files import with_text
+from .groups import Given, Group, Rows
 from .job import JobOptions
 from .model import ModelOptions
-from .output import OutputOptions, ShownOptions
-from .progress import TellingChoices
+from .output import ShownOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
-from .values import engine_options, named_values, template_kwargs, text_value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageOptions(Group):
-    """Which pages are read, and how they are drawn."""
-
-    title: ClassVar[str] = "Input"
-
-    pages: Annotated[str | None, typer.Option(metavar="RANGES", help=PAGES)] = None
-    dpi: Dpi = None
-    password: Password = None
-
-    def to_options(self) -> dict[str, Any]:
-        """Returns options of documents, without those that are not given."""
-        password = text_value("--password", self.password)
-        found = {"dpi": self.dpi, "password": password}
-        return {name: value for name, value in found.items() if value is not None}
+from .shared import FileRows, OutputRows, TellingRows
+from .values import engine_options, named_values, template_kwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,31 +31,7 @@ class AskingOptions(Group):
 
     title: ClassVar[str] = "Question and answer"
 
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How the model is asked: a preset that `mmdeploy-llm plugins` lists.  "
-            "[default: the one for the model]",
-        ),
-    ] = None
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What is asked for: page, or another task of the preset, such as table.",
-        ),
-    ] = None
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            metavar="TEXT",
-            help="The question about each page instead of the preset's, or @FILE. It may have "
-            "{text_layer}, what the document itself says, {page}, {pages}, {width} and {height}.",
-        ),
-    ] = None
+    asked: Annotated[Given, Rows(WishArguments, "preset", "task", "prompt")]
     thinking: Thinking = None
     max_tokens: Annotated[
         int | None,
@@ -100,17 +59,26 @@ class AskingOptions(Group):
         """Returns the parser that takes the reasoning out of answers: the model's own."""
         return {"reasoning_parser": "auto"}
 
-    def question(self) -> str | None:
-        """Returns the question, if one is given."""
-        return text_value("--prompt", self.prompt)
-
-    def values(self) -> dict[str, Any]:
-        """Returns parameters of SamplingParams. Raises ConfigError for one given twice."""
+    def to_batch(self) -> dict[str, Any]:
+        """Returns how the model is asked. Raises ConfigError for a parameter given twice."""
         more = named_values("--sampling", self.sampling or [], "top_p=0.9")
         if "max_tokens" in more and self.max_tokens is not None:
             raise ConfigError("--max-tokens and --sampling max_tokens=... : give one of them")
         limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return {**limit, **more}
+        return {**with_text(self.asked, "prompt"), "sampling": {**limit, **more}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOptions(Group):
+    """Which pages are read, and how they are drawn."""
+
+    title: ClassVar[str] = "Input"
+
+    chosen: Annotated[Given, Rows(WishArguments, "pages", "dpi", "password")]
+
+    def to_batch(self) -> dict[str, Any]:
+        """Returns the pages, with a password that a file has."""
+        return with_text(self.chosen, "password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,41 +94,22 @@ class MarkdownOptions(Group):
             help="Write Markdown too: NAME.md for each document, NAME.pages/0001.md for each page.",
         ),
     ] = None
-    tables: Annotated[
-        str | None,
-        typer.Option(
-            metavar="html|markdown",
-            help="Write all tables alike.  [default: as the model writes them]",
-        ),
-    ] = None
-    running: Annotated[
-        str,
-        typer.Option(
-            metavar="mark|keep",
-            hidden=True,
-            help="Headers and footers that many pages of a document have: made comments after the "
-            "first one, or kept. Pages alone and records keep them.",
-        ),
-    ] = "mark"
-
-    def check(self) -> None:
-        """Raises ConfigError for unknown choices, and for one without an effect."""
-        check_tables(self.tables, self.running, is_written=self.markdown is not None)
+    written: Annotated[Given, Rows(WishArguments, "tables", "running")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions(Groups):
+class ReadOptions(Group):
     """The groups of `read`, in the order of --help."""
 
     model: ModelOptions
     asking: AskingOptions
     pages: PageOptions
     selection: SelectionOptions
-    files: FileOptions
-    output: OutputOptions
+    files: FileRows
+    output: OutputRows
     written: MarkdownOptions
     shown: ShownOptions
-    telling: TellingChoices
+    telling: TellingRows
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

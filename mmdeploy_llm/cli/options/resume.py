@@ -9,7 +9,7 @@ import typer
 
 from mmdeploy_llm.errors import ConfigError
 
-from .groups import Group
+from .groups import Group, Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,14 @@ class ResumeOptions(Group):
         ),
     ] = False
     retry_failed: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="WHICH",
             help="With --resume: what to retry. All (that failed), or outcomes and error codes, "
             "such as empty,truncated,408.",
         ),
-    ] = "all"
+        Shown("all"),
+    ] = None
     no_retry_failed: Annotated[
         bool,
         typer.Option(
@@ -58,15 +59,15 @@ class ResumeOptions(Group):
         """Returns how the output is treated. Raises ConfigError for options that contradict."""
         from mmdeploy_llm.data.records.outcome import Retried
 
-        if self.no_retry_failed and self.retry_failed != "all":
+        if self.no_retry_failed and self.retry_failed is not None:
             raise ConfigError(
                 "--retry-failed WHICH and --no-retry-failed contradict each other; give one of them"
             )
+        retried = "all" if self.retry_failed is None else self.retry_failed
         is_resumed = self.resume or self.resume_anyway
-        retried = False if self.no_retry_failed else self.retry_failed
         if self.overwrite and is_resumed:
             raise ConfigError("--overwrite and --resume contradict each other; give one of them")
-        if retried != "all" and not is_resumed:
+        if (self.no_retry_failed or self.retry_failed is not None) and not is_resumed:
             raise ConfigError(
                 "--retry-failed WHICH and --no-retry-failed: each needs --resume; a new run has "
                 "nothing to retry"
@@ -74,5 +75,5 @@ class ResumeOptions(Group):
         return {
             "mode": "overwrite" if self.overwrite else "resume" if is_resumed else "new",
             "is_any_config_kept": self.resume_anyway,
-            "retried": Retried.parse(retried),
+            "retried": Retried.parse(False if self.no_retry_failed else retried),
         }

@@ -6,30 +6,19 @@ import codecs
 import csv
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.batch.arguments import RunArguments
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.text.encodings import is_utf8, not_utf8
 
-from .groups import Group
+from .groups import Given, Group, Rows
 from .values import text_value
-
-Recursive = Annotated[
-    bool,
-    typer.Option(
-        "--recursive/--no-recursive",
-        "-r",
-        hidden=True,
-        help="Whether folders are read with their subfolders.",
-    ),
-]
-Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Process only the first N lines or files.")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,33 +27,9 @@ class SelectionOptions(Group):
 
     title: ClassVar[str] = "Input"
 
-    recursive: Recursive = True
-    limit: Limit = None
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            metavar="I/N|auto",
-            help="Every N-th item from the I-th on: N runs share the input. "
-            "auto: as torchrun, SLURM or an indexed job of Kubernetes numbers this process; the "
-            "shard then stands in the output's name.",
-        ),
-    ] = None
-
-    random: Annotated[
-        bool, typer.Option("--random", help="With --limit: N random ones, the same in each run.")
-    ] = False
-    random_seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", hidden=True, help="Which ones --random draws.  [default: 0]"),
-    ] = None
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID",
-            help="Do only the item with this id, or those of @FILE. The file has an id on each "
-            "line, or is a table of `dedupe`, NAME.csv; @@ is a literal @; may be repeated.",
-        ),
-    ] = None
+    items: Annotated[
+        Given, Rows(RunArguments, "recursive", "limit", "shard", "random", "random_seed", "only")
+    ]
     files_from: Annotated[
         str | None,
         typer.Option(
@@ -73,35 +38,20 @@ class SelectionOptions(Group):
             "each line, or zero bytes between paths; - is standard input.",
         ),
     ] = None
-    order: Annotated[
-        str,
-        typer.Option(
-            metavar="finished|input",
-            hidden=True,
-            help="Order of the records: as items finish, or as they stand in the input. For the "
-            "latter a record is held until those before it are written.",
-        ),
-    ] = "finished"
+    ordered: Annotated[Given, Rows(RunArguments, "order")]
 
-    def to_settings(self) -> dict[str, Any]:
-        """Returns the selection, and whether folders are read with their subfolders."""
-        from mmdeploy_llm.batch.options import selected
+    def to_batch(self) -> dict[str, Any]:
+        """Returns the selection. Raises ConfigError."""
+        found = {**self.items, **self.ordered}
+        return {**found, "only": listed_ids(found["only"])} if "only" in found else found
 
-        selection = selected(
-            shard=self.shard,
-            limit=self.limit,
-            random=self.random,
-            random_seed=self.random_seed,
-            only=listed_ids(self.only),
-            order=self.order,
-        )
-        return {"selection": selection, "is_recursive": self.recursive}
+    def of_shard(self, shard: str | None) -> SelectionOptions:
+        """Returns the options with another shard."""
+        return replace(self, items={**self.items, "shard": shard})
 
 
-def listed_ids(given: list[str] | None) -> list[str] | None:
+def listed_ids(given: Iterable[str]) -> list[str]:
     """Returns the ids of --only, with those that files list. Raises ConfigError."""
-    if given is None:
-        return None
     found: list[str] = []
     for text in given:
         is_list = text.startswith("@") and not text.startswith("@@")

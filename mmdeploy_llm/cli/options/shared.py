@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 
+from mmdeploy_llm.batch.arguments import AskingArguments, RunArguments
+from mmdeploy_llm.data.files.arguments import FindingArguments
+from mmdeploy_llm.data.outputs.sidecars.arguments import SidecarArguments
+
 from .answer import AnswerOptions
-from .boxes import BoxOptions
-from .checks import CheckOptions
 from .effort import EffortOptions
 from .estimate import EstimateOptions
-from .files import PagedFileOptions
-from .groups import Groups
+from .files import CountedPages
+from .groups import Given, Group, Rows
 from .job import JobOptions
 from .model import ModelOptions
-from .output import OutputOptions, ShownOptions
-from .progress import TellingChoices
-from .question import QuestionOptions
+from .output import ShownOptions
+from .question import CheckOptions, QuestionOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
-from .sidecars import SidecarChoices
 from .values import engine_options
+
+# Which files of folders and globs are read, and what is told of the others.
+FileRows = Annotated[Given, Rows(FindingArguments, title="Input")]
+OutputRows = Annotated[Given, Rows(RunArguments, "format", "part_items", "journal", title="Output")]
+TellingRows = Annotated[Given, Rows(RunArguments, "log_json", title="Run")]
 
 
 class RunDesk(Protocol):
@@ -40,6 +45,9 @@ class RunDesk(Protocol):
     def to_settings(self) -> dict[str, Any]:
         """Returns fields of BatchSettings."""
 
+    def to_batch(self) -> dict[str, Any]:
+        """Returns options of LLM.run_batch."""
+
     def to_sampling(self) -> dict[str, Any]:
         """Returns parameters of SamplingParams."""
 
@@ -52,20 +60,21 @@ class EstimateDesk(RunDesk, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeskOptions(Groups):
+class DeskOptions(Group):
     """The groups of `caption` and `batch`, in the order of --help."""
 
     model: ModelOptions
     question: QuestionOptions
     answer: AnswerOptions
     checks: CheckOptions
-    boxes: BoxOptions
+    boxes: Annotated[Given, Rows(AskingArguments, "boxes", title="Question and answer")]
     selection: SelectionOptions
-    files: PagedFileOptions
-    output: OutputOptions
+    files: FileRows
+    pages: CountedPages
+    output: OutputRows
     shown: ShownOptions
-    sidecars: SidecarChoices
-    telling: TellingChoices
+    sidecars: Annotated[Given, Rows(SidecarArguments, title="Output")]
+    telling: TellingRows
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

@@ -8,10 +8,12 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from .groups import Group, Groups
-from .model import DType, Engine, Model
+from mmdeploy_llm.batch.arguments import RunArguments
+from mmdeploy_llm.values.options.engine_flags import EngineFlags
+
+from .groups import Given, Group, Rows
+from .model import Engine, Model
 from .providers import ProviderOptions
-from .selection import Recursive
 from .values import engine_options, text_value
 
 # click does not rewrap a paragraph that begins with "\b".
@@ -38,19 +40,9 @@ class SpeechModelOptions(Group):
     title: ClassVar[str] = "Model"
 
     model: Model
-    dtype: DType = "auto"
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", hidden=True, help="Where to compute: auto, cpu, cuda or cuda:N."
-        ),
-    ] = "auto"
+    computed: Annotated[Given, Rows(EngineFlags, "dtype", "device")]
     engine: Engine = None
     providers: ProviderOptions
-
-    def to_engine(self) -> dict[str, Any]:
-        """Returns the number format, the device and the choice of plugins."""
-        return {**self.providers.to_engine(), "dtype": self.dtype, "device": self.device}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +111,11 @@ class TranscriptOptions(Group):
         bool,
         typer.Option("--overwrite", help="Transcribe files again whose transcripts are there."),
     ] = False
-    recursive: Recursive = True
+    folders: Annotated[Given, Rows(RunArguments, "recursive")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranscribeOptions(Groups):
+class TranscribeOptions(Group):
     """The groups of `transcribe`, in the order of --help."""
 
     model: SpeechModelOptions

@@ -14,6 +14,8 @@ import typer
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.text.encodings import is_utf8, not_utf8
 
+from .groups import is_given
+
 if TYPE_CHECKING:
     from mmdeploy_llm.values.params import SamplingParams
 
@@ -108,8 +110,7 @@ def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) 
     (`ctx.obj`). Raises ConfigError where one is wrong."""
     parsed = named_values("--engine", extra or [], "max_model_len=4096")
     for name in parsed:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_given(ctx, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option} and --engine {name}=... contradict each other; give one")
     for name in ("reasoning_parser", "tool_call_parser"):

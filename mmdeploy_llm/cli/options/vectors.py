@@ -9,14 +9,14 @@ import typer
 
 from .effort import EffortOptions
 from .estimate import EstimateOptions
-from .files import PagedFileOptions
-from .groups import Group, Groups
+from .files import CountedPages
+from .groups import Group
 from .job import JobOptions
 from .model import ModelOptions
-from .output import OutputOptions, ShownOptions
-from .progress import TellingChoices
+from .output import ShownOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
+from .shared import FileRows, OutputRows, TellingRows
 from .values import engine_options, text_value
 
 Instruction = Annotated[
@@ -86,16 +86,17 @@ class VectorOptions(Group):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedOptions(Groups):
+class EmbedOptions(Group):
     """The groups of `embed`, in the order of --help."""
 
     model: ModelOptions
     vectors: VectorOptions
     selection: SelectionOptions
-    files: PagedFileOptions
-    output: OutputOptions
+    files: FileRows
+    pages: CountedPages
+    output: OutputRows
     shown: ShownOptions
-    telling: TellingChoices
+    telling: TellingRows
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

@@ -25,8 +25,8 @@ from mmdeploy_llm.client.arguments import (
     params_for,
 )
 from mmdeploy_llm.client.progress import Progress
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.values.options.config import EngineConfig
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.documents.reading.plan import Reader
     from mmdeploy_llm.batch.documents.sources import Sources
     from mmdeploy_llm.batch.estimate.result import Estimate
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
     from mmdeploy_llm.batch.summary import BatchSummary
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class BulkClient(AnsweringClient):
         in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
         line, read lazily; media paths in a file are relative to its folder.
         options: see ColumnArguments (of a corpus; `prompt` may name columns too: "Describe
-        {title}."), PageArguments, OutputOptions and SidecarArguments.
+        {title}."), PageArguments, AskingArguments, RunArguments and SidecarArguments.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
@@ -85,6 +85,7 @@ class BulkClient(AnsweringClient):
         """
         from mmdeploy_llm.batch.documents.sources import Sources
         from mmdeploy_llm.batch.job import plan_batch
+        from mmdeploy_llm.batch.options import option_settings
 
         settings = self._settings(
             resume,
@@ -94,7 +95,7 @@ class BulkClient(AnsweringClient):
             use_tqdm,
             sampling_params=one_params(sampling_params),
             question=prompt,
-            **_of_batch(options),
+            **option_settings(options),
         )
         with Sources(self._config, settings.finding.pages) as sources:
             job = plan_batch(input, output, self._informed(settings, sources))
@@ -204,13 +205,15 @@ class BulkClient(AnsweringClient):
         """
         from mmdeploy_llm.batch.documents.sources import Sources
         from mmdeploy_llm.batch.estimate.estimate import estimate
-        from mmdeploy_llm.batch.job import BatchSettings, source_of
+        from mmdeploy_llm.batch.job import source_of
+        from mmdeploy_llm.batch.options import option_settings
+        from mmdeploy_llm.batch.settings import BatchSettings
 
         settings = BatchSettings(
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            **_of_batch(options),
+            **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
@@ -230,8 +233,8 @@ class BulkClient(AnsweringClient):
         """Returns the settings of a batch that is written. fields: those that not all of them
         have."""
         from mmdeploy_llm.batch.engine import describe_engine
-        from mmdeploy_llm.batch.job import BatchSettings
         from mmdeploy_llm.batch.options import mode_of
+        from mmdeploy_llm.batch.settings import BatchSettings
         from mmdeploy_llm.data.records.outcome import Retried
 
         config = self._config
@@ -320,15 +323,10 @@ def _ended(summary: BatchSummary, after: Callable[[BatchSummary], object]) -> Ba
 
 def _warn_of_budget(config: EngineConfig, reader: Reader) -> None:
     """Says that a preset is made for another budget of a page, where the caller has given none."""
-    if config.image_tokens == "full" and reader.image_tokens not in (None, "full"):
+    is_given = "image_tokens" in config.model_fields_set
+    if not is_given and reader.image_tokens not in (None, "full"):
         logger.warning(
             "the preset %s is made for LLM(image_tokens=%r), which is not given",
             reader.asking.preset.name,
             reader.image_tokens,
         )
-
-
-def _of_batch(options: BatchOptions) -> dict[str, Any]:
-    from mmdeploy_llm.batch.options import option_settings
-
-    return option_settings(options)

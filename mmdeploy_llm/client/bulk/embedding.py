@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from mmdeploy_llm.batch.corpus.arguments import ColumnArguments
+from mmdeploy_llm.batch.arguments import EmbedArguments, check_known
 from mmdeploy_llm.client.arguments import as_prompts
-from mmdeploy_llm.data.files.arguments import FindingArguments, PageArguments
-from mmdeploy_llm.engine.desk.ticket import Ask
-from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.text.progress_bars import UseTqdm
@@ -30,25 +29,6 @@ if TYPE_CHECKING:
 
 TOP_K = 10
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-class EmbedArguments(ColumnArguments, FindingArguments, PageArguments, total=False):
-    """Options of LLM.embed_batch, as those of LLM.run_batch; see ColumnArguments, FindingArguments,
-    PageArguments and OutputOptions."""
-
-    shard: str | None
-    limit: int | None
-    random: bool
-    random_seed: int
-    only: Collection[str] | None
-    order: str
-    recursive: bool
-    max_failures: int | None
-    format: str | None
-    part_items: int | None
-    journal: str | os.PathLike[str] | None
-    engine_restarts: int
-    log_json: str | os.PathLike[str] | None
 
 
 class EmbeddingClient(BulkClient):
@@ -82,13 +62,15 @@ class EmbeddingClient(BulkClient):
         """
         from mmdeploy_llm.batch.documents.sources import Sources
         from mmdeploy_llm.batch.job import plan_batch
+        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.client.vector_asks import vector_asks
         from mmdeploy_llm.data.vectors.written import finish
 
         asks = vector_asks(
             dimensions=dimensions, normalize=normalize, instruction=instruction, pooling=pooling
         )
-        fields = {**embed_settings(options), "question": prompt, "asks": asks}
+        check_known("embed_batch", options, EmbedArguments, "report")
+        fields = {**option_settings(options), "question": prompt, "asks": asks}
         settings = self._settings(resume, overwrite, retry_failed, None, use_tqdm, **fields)
         with Sources(self._config, settings.finding.pages) as sources:
             job = plan_batch(input, output, self._informed(settings, sources))
@@ -150,16 +132,3 @@ class EmbeddingClient(BulkClient):
                     raise RequestError(f"the query cannot be embedded: {output.error_msg}")
                 found[answer.ask.item] = vector
         return [found[number] for number in range(len(asks))]
-
-
-def embed_settings(options: EmbedArguments) -> dict[str, Any]:
-    """Returns the fields of BatchSettings for the options. Raises ConfigError for an unknown
-    one."""
-    from mmdeploy_llm.batch.options import option_settings
-
-    known = EmbedArguments.__annotations__
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"embed_batch has no argument {name!r}; known: {', '.join(known)}")
-    given: Any = options
-    return option_settings(given)

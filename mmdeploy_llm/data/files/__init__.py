@@ -4,7 +4,7 @@ find_media(paths, options) --> Found   files     in order, each with its kind an
                                        skipped   what is not read, each with its reason
   walk.py     folders and globs: names that are left out, links, what is no regular file
   names.py    names of systems that are left out; the patterns of --exclude
-  signatures.py, kinds.py   what a file is, by its first bytes
+  kinds.py    what a file is, by its first bytes
   animations.py  whether an image has several frames
   identity.py ids of files: their paths beneath the input's root
   chosen_kinds.py        which kinds become items

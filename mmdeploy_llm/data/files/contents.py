@@ -14,12 +14,12 @@ from mmdeploy_llm.data.records.identity import digest_of, file_paths
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.media.loading.forms import PromptMedia
 from mmdeploy_llm.messages import MediaItem, MediaRef
 from mmdeploy_llm.system.portable.files import NO_WAIT
 
 Dedupe = Literal["bytes", "pixels"]
 PIECE_BYTES = 2**20
-_NAMES = ("bytes", "path", "url")  # under which a dict has the media itself, or under its kind
 
 
 class Reader(Protocol):
@@ -98,42 +98,15 @@ class _Asked:
 
     def of_prompt(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a prompt with digests for media."""
-        found = dict(prompt)
-        for name in ("multimodal_data", "multi_modal_data"):
-            data = found.get(name)
-            if isinstance(data, Mapping):
-                found[name] = {kind: self._media(kind, value) for kind, value in data.items()}
-        if isinstance(found.get("messages"), (list, tuple)):
-            found["messages"] = [self._message(message) for message in found["messages"]]
-        return found
+        return PromptMedia().changed(prompt, self._digest)
 
-    def _message(self, message: Any) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, (list, tuple)):
-            return message
-        return {**message, "content": [self._part(part) for part in content]}
-
-    def _part(self, part: Any) -> Any:
-        field = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(field, str) or field == "text" or field not in part:
-            return part
-        return {**part, field: self._media(field.removesuffix("_url"), part[field])}
-
-    def _media(self, kind: str, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._media(kind, each) for each in value]
-        if isinstance(value, Mapping):
-            return {
-                name: self._media(kind, own) if name in (kind, *_NAMES) and own is not None else own
-                for name, own in value.items()
-            }
-        if isinstance(value, os.PathLike):
-            value = os.fspath(value)
+    def _digest(self, item: MediaItem) -> str:
+        value = os.fspath(item.source) if isinstance(item.source, os.PathLike) else item.source
         if not isinstance(value, str):
-            return self._contents.of_media(kind, value)
-        if (kind, value) not in self._known:
-            self._known[kind, value] = self._contents.of_media(kind, value)
-        return self._known[kind, value]
+            return self._contents.of_media(item.kind, value)
+        if (item.kind, value) not in self._known:
+            self._known[item.kind, value] = self._contents.of_media(item.kind, value)
+        return self._known[item.kind, value]
 
 
 def _digest_of_bytes(value: Any) -> str:

@@ -31,7 +31,7 @@ class FindingOptions:
 
     exclude: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    animated: str = "image"
+    animated: str | None = None  # as "image"
     skipped: Path | None = None
     prune: bool = False
     dedupe: str | None = None
@@ -42,7 +42,7 @@ class FindingOptions:
     new_source: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        check_animated(self.animated)
+        check_animated(self.how_animated)
         check_dedupe(self.dedupe)
         Patterns(self.exclude)
 
@@ -69,6 +69,11 @@ class FindingOptions:
             **values,
         )
 
+    @property
+    def how_animated(self) -> str:
+        """What images of several frames are."""
+        return "image" if self.animated is None else self.animated
+
     def wanted(self) -> Wanted:
         """Returns the kinds of files that become items. Raises ConfigError for an unknown one."""
         table = installed_kinds() if self.table is None else self.table
@@ -82,7 +87,7 @@ class FindingOptions:
             raise ConfigError("prune needs resume: a new output has no records to remove")
         if self.skipped is not None:
             skipped.check_target(self.skipped)
-        is_default = not (self.exclude or self.kinds or self.prune) and self.animated == "image"
+        is_default = not (self.exclude or self.kinds or self.prune) and self.animated is None
         if (not is_default or self.pages.by_page) and is_corpus:
             raise ConfigError(
                 "exclude, kinds, animated, by_page and prune are for folders and files of media; "
@@ -91,5 +96,5 @@ class FindingOptions:
 
     def values(self) -> dict[str, Any]:
         """Returns what decides answers, where it is not the default."""
-        animated = {} if self.animated == "image" else {"animated": self.animated}
+        animated = {} if self.how_animated == "image" else {"animated": self.animated}
         return {**animated, **self.pages.values()}

@@ -9,7 +9,8 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.media.documents.page_ranges import parse_pages
 
-DPI = (1, 2400)
+from .arguments import DPI
+
 PAGE_COLUMNS = ("document", "page", "pages")  # of the record of a page
 
 

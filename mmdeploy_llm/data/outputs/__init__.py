@@ -2,7 +2,7 @@
 
     opening/choose.py --> JsonlSink   one file of lines                  jsonl.py
                       |-> StoreSink   what a plugin's RecordStore writes opening/stored.py
-                      '-> PartsSink   complete parts, and one that grows parts.py
+                      '-> PartsSink   complete parts, and one that grows part*.py
                             lines.py    parts of lines; the journal of Parquet parts
                             parquet.py  Parquet parts
                             tars.py     WebDataset tars

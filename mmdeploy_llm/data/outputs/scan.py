@@ -219,7 +219,8 @@ class _Scan:
         key, place = record.key, self._place_of(record)
         if not self._met.add(key):
             self.repeated[key] = begin
-        is_left = place is not None and (place == DROPPED or self._retried.takes(record))
+        is_again = self._retried.takes(record.outcome, record.error_code)
+        is_left = place is not None and (place == DROPPED or is_again)
         if is_left or self._last.get(key, begin) != begin:
             self._drops.append((begin, entry.end))
             self._num_dropped += entry.end - begin

@@ -6,7 +6,7 @@ import base64
 import binascii
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -17,27 +17,12 @@ from mmdeploy_llm.data.records.identity import file_paths
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.intake.prompts import MEDIA_KEYS
+from mmdeploy_llm.media.loading.forms import PromptMedia
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 MAX_BYTES = 2**31
 MAX_SUFFIX = 8  # characters of a suffix that a name keeps
-SNIFFED = 16  # bytes at the beginning of a file
-SIGNATURES = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
-    (b"\x1a\x45\xdf\xa3", "webm"),
-    (b"fLaC", "flac"),
-    (b"ID3", "mp3"),
-    (b"%PDF-", "pdf"),
-)
-RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
-BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"mif1": "heif"}
-BRANDS |= {b"qt  ": "mov", b"M4A ": "m4a"}
 
 
 class LeftOutError(Exception):
@@ -64,7 +49,7 @@ def first_media(item: Item | BadItem | None) -> Iterator[Blob | None]:
     file = _opened(value)
     with file:
         size = _size(file)
-        head = file.read(SNIFFED)
+        head = file.read(HEAD)
         file.seek(0)
         yield Blob(file=file, size=size, suffix=_suffix(head, value))
 
@@ -80,34 +65,10 @@ def _first(item: Item | BadItem | None) -> Any:
 def media_in(item: Item) -> Iterator[Any]:
     """Yields the media that an item's prompt holds, without their options, in the order of
     `item.media`."""
-    for field in MEDIA_KEYS:
-        data = item.prompt.get(field)
-        for kind, value in data.items() if isinstance(data, Mapping) else ():
-            yield from _flat(value, kind)
     kinds = {own.kind for own in item.media}
-    messages = item.prompt.get("messages")
-    for message in messages if isinstance(messages, Sequence) else ():
-        parts = message.get("content") if isinstance(message, Mapping) else None
-        for part in parts if isinstance(parts, (list, tuple)) else ():
-            name = part.get("type") if isinstance(part, Mapping) else None
-            kind = str(name).removesuffix("_url").removeprefix("input_")
-            if kind in kinds and name in part:
-                yield from _flat(part[name], kind)
-
-
-def _flat(value: Any, kind: str) -> Iterator[Any]:
-    """Yields the items of lists, and of a media item with options the media itself."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _flat(each, kind)
-    elif isinstance(value, Mapping):
-        names = [name for name in (kind, "bytes", "path", "url", "data") if value.get(name)]
-        inner = value[names[0]] if names else None
-        if names == ["data"] and isinstance(inner, str):  # a part "input_audio"
-            inner = f"data:;base64,{inner}"
-        yield from _flat(inner, kind)
-    else:
-        yield value
+    for own in PromptMedia().of(item.prompt):
+        if not kinds or own.kind in kinds:
+            yield own.source
 
 
 def _opened(value: Any) -> IO[bytes]:
@@ -153,15 +114,11 @@ def _size(file: IO[bytes]) -> int:
 
 def _suffix(head: bytes, value: Any) -> str:
     """Returns what the bytes are; where that is not known, the suffix of the name, or "bin"."""
-    for signature, suffix in SIGNATURES:
-        if head.startswith(signature):
-            return suffix
-    if head.startswith(b"RIFF"):
-        return RIFF.get(head[8:12], "bin")
-    if head[4:8] == b"ftyp":
-        return BRANDS.get(head[8:12], "mp4")
     name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     own = os.path.splitext(name)[1].lower().removeprefix(".") if not is_url(str(name)) else ""
+    found = format_of(head)
+    if found is not None and found.suffixes:
+        return own if own in found.suffixes else found.suffixes[0]
     # A suffix of ours would hide the answer.
     is_plain = (
         own.isascii() and own.isalnum() and len(own) <= MAX_SUFFIX and own not in ("json", "txt")

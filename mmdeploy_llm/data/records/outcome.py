@@ -25,8 +25,6 @@ from .loops import loop_of
 if TYPE_CHECKING:
     from mmdeploy_llm.values.outputs.request_output import CompletionOutput
 
-    from .record import Record
-
 Outcome = Literal["failed", "empty", "repetition", "truncated", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the worst one first
 LACKING = OUTCOMES[1:-1]  # not failed, and not what was asked for
@@ -170,9 +168,9 @@ class Retried:
             )
         return cls(outcomes=frozenset(map(str, known)), codes=codes)
 
-    def takes(self, record: Record) -> bool:
-        """Returns whether the item of this record is done again."""
-        return record.outcome in self.outcomes or record.error_code in self.codes
+    def takes(self, outcome: str | None, error_code: int) -> bool:
+        """Returns whether an item with such a record is done again."""
+        return outcome in self.outcomes or error_code in self.codes
 
 
 ALL_FAILED, NOTHING = Retried(), Retried(outcomes=frozenset())

@@ -8,13 +8,13 @@ messages --> parts of plugins' types expanded --> checked copies, media gathered
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media.loading.expanding import PartExpander, Placed
-from mmdeploy_llm.media.loading.forms import normalised
+from mmdeploy_llm.media.loading.forms import item_of_part, normalised, placed_parts
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline
@@ -23,7 +23,6 @@ from .tools import template_calls
 
 MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text
 MAX_SHOWN = 60  # characters of a wrong value in a message
-IGNORED = frozenset({"detail", "uuid"})  # keys of OpenAI's and FastDeploy's image parts
 PART_FORMS = '{"type": "text", "text": ...} or {"type": "image", "image": ...}'
 
 
@@ -72,12 +71,10 @@ def read_messages(
         )
     if not messages:
         raise RequestError(f"{where}messages must not be empty")
-    messages = [_with_calls(message, f"{where}message {i}") for i, message in enumerate(messages)]
     messages = [
-        _with_parts(message, f"{where}messages[{i}].content", expander, deadline)
-        for i, message in enumerate(messages)
+        _expanded(message, where, i, expander, deadline) for i, message in enumerate(messages)
     ]
-    reader = _Reader(markers, _free_mark([*messages, *tools], template), kinds, expander)
+    reader = _Reader(markers, lambda: _free_mark([*messages, *tools], template), kinds, expander)
     copies = tuple(
         reader.message(message, f"{where}message {index}") for index, message in enumerate(messages)
     )
@@ -86,7 +83,7 @@ def read_messages(
         messages=copies,
         media=tuple(reader.media),
         locations=tuple(reader.locations),
-        mark=reader.mark if reader.has_marked else "",
+        mark=reader.mark,
         tools=copied_tools,
     )
 
@@ -118,37 +115,39 @@ def with_sources(conversation: Conversation, given: Sequence[MediaItem]) -> tupl
     return tuple(items)
 
 
-def _with_calls(message: Any, location: str) -> Any:
-    """Returns the message with its tool calls in the form that templates read."""
-    if not isinstance(message, Mapping) or not message.get("tool_calls"):
-        return message
-    return {**message, "tool_calls": template_calls(message["tool_calls"], location)}
-
-
-def _with_parts(
-    message: Any, path: str, expander: PartExpander | None, deadline: Deadline | None
+def _expanded(
+    message: Any,
+    where: str,
+    index: int,
+    expander: PartExpander | None,
+    deadline: Deadline | None,
 ) -> Any:
-    """Returns the message with its parts placed, those of plugins' types expanded."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, (list, tuple)):
+    """Returns the message with its tool calls in the form that templates read, and its parts
+    placed, those of plugins' types expanded."""
+    if not isinstance(message, Mapping):
         return message
-    if expander is None:
-        placed = [Placed(part=part, path=f"{path}[{index}]") for index, part in enumerate(content)]
-    else:
-        placed = expander.content(content, path, deadline)
-    return {**message, "content": placed}
+    made, content = dict(message), message.get("content")
+    if message.get("tool_calls"):
+        made["tool_calls"] = template_calls(message["tool_calls"], f"{where}message {index}")
+    if isinstance(content, (list, tuple)):
+        path = f"{where}messages[{index}].content"
+        made["content"] = placed_parts(content, path, expander, deadline)
+    return made
 
 
 class _Reader:
     """Copies the messages of one conversation and collects their media. Only its methods write
-    `media`, `locations` and `has_marked`."""
+    `media`, `locations` and `mark`, which is "" until a text needs one. free_mark: finds it."""
 
     def __init__(
-        self, markers: Sequence[str], mark: str, kinds: ModelMedia, expander: PartExpander | None
+        self,
+        markers: Sequence[str],
+        free_mark: Callable[[], str],
+        kinds: ModelMedia,
+        expander: PartExpander | None,
     ) -> None:
-        self.mark = mark
+        self.mark, self._free_mark = "", free_mark
         self._expander = expander
-        self.has_marked = False
         self.media: list[MediaItem] = []
         self.locations: list[str] = []
         # The first character of each marker, of those too that stand inside of another one.
@@ -193,7 +192,7 @@ class _Reader:
             return {"type": "text", "text": self.copy(part["text"])}
         assert kind is not None
         assert isinstance(part_type, str)
-        self.media.append(_media_item(part, part_type, kind, location))
+        self.media.append(item_of_part(part, part_type, kind, location))
         self.locations.append(location)
         return {"type": kind}
 
@@ -210,7 +209,7 @@ class _Reader:
     def _text(self, text: str) -> str:
         if self._pattern is None or not self._pattern.search(text):
             return text
-        self.has_marked = True
+        self.mark = self.mark or self._free_mark()
         return self._pattern.sub(lambda found: found[0] + self.mark, text)
 
 
@@ -249,26 +248,6 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, (list, tuple)):
         return [text for item in value for text in _texts(item)]
     return []
-
-
-def _media_item(part: Mapping[str, Any], part_type: str, kind: str, location: str) -> MediaItem:
-    """Reads the media of a part: under the part's own type, as a value or as {"url": ...}."""
-    names = dict.fromkeys((part_type, kind, f"{kind}_url", "url", "path"))
-    given = [name for name in names if part.get(name) is not None]
-    if any(not _is_same(part[given[0]], part[name]) for name in given[1:]):
-        raise RequestError(
-            f"{location}: the part has {' and '.join(map(repr, given))}; give one of them"
-        )
-    options = {key: part[key] for key in part if key not in (*names, "type", *IGNORED)}
-    source = part[given[0]] if given else None
-    if isinstance(source, Mapping) and "url" in source:
-        own = {key: value for key, value in source.items() if key not in ("url", *IGNORED)}
-        source, options = source["url"], {**options, **own}
-    return MediaItem(kind=kind, source=source, options=options)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
 
 
 def _brief(value: Any) -> str:

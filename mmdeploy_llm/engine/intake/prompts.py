@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.media.loading.forms import media_items
+from mmdeploy_llm.media.loading.forms import MEDIA_KEYS, media_items
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.values.deadline import Deadline, earlier
 from mmdeploy_llm.values.text.display import shown
@@ -17,7 +17,6 @@ from mmdeploy_llm.values.text.spelling import meant
 from .encodings import is_encoding, one_sequence
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
-MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
 _A_MESSAGE = "a message is not a prompt; give {'messages': [...]}, or call chat() with the list"
 _ADAPTER = 'name it: {"prompt": ..., "adapter": "name"}'
 # Keys of prompts in other engines, and of messages -> what to write here.

@@ -13,6 +13,7 @@ from typing import Any
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.layers.pooling.abilities import Abilities
 from mmdeploy_llm.layers.pooling.rules import PairRule
+from mmdeploy_llm.media.loading.forms import MEDIA_KEYS
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.params import SamplingParams
@@ -21,7 +22,7 @@ from mmdeploy_llm.values.pooling_request import Wanted
 from .defaults import ParamsResolver
 from .message_parts import system_message, text_parts
 from .placeholders import Placeholders
-from .prompts import CONTENT_KEYS, MEDIA_KEYS, PromptParts, read_prompt
+from .prompts import CONTENT_KEYS, PromptParts, read_prompt
 from .tokenizer import PromptTokenizer
 from .whole_prompts import whole_prompt
 
@@ -43,12 +44,22 @@ class Begun:
     arrival_time: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How media stand in texts. kinds: of media. check_media: refuses media that the model does not
+    take. written: returns what stands for so many items of a kind in a text."""
+
+    kinds: Sequence[str]
+    check_media: Callable[[Sequence[MediaItem]], None]
+    written: Callable[[str, int], str]
+    placeholders: Placeholders
+    tokenizer: PromptTokenizer
+
+
 class Wanting:
     """Prepares requests that want vectors or scores, for one model.
 
-    max_model_len: longest prompt. params: of requests for text. kinds: of media. check_media:
-    refuses media that the model does not take. written: returns what stands for so many items of a
-    kind in a text.
+    max_model_len: longest prompt. params: of requests for text.
     """
 
     def __init__(
@@ -56,16 +67,13 @@ class Wanting:
         abilities: Abilities,
         max_model_len: int,
         params: ParamsResolver,
-        kinds: Sequence[str],
-        check_media: Callable[[Sequence[MediaItem]], None],
-        written: Callable[[str, int], str],
-        placeholders: Placeholders,
-        tokenizer: PromptTokenizer,
+        writing: Writing,
     ) -> None:
         self._abilities, self._rules, self._params = abilities, abilities.rules, params
         self._max_tokens = min(max_model_len, self._rules.max_tokens or max_model_len)
-        self._kinds, self._check_media, self._written = kinds, check_media, written
-        self._placeholders, self._tokenizer = placeholders, tokenizer
+        self._kinds, self._written = writing.kinds, writing.written
+        self._check_media = writing.check_media
+        self._placeholders, self._tokenizer = writing.placeholders, writing.tokenizer
 
     def begin(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmdeploy_llm.engine.intake.intake import Intake
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.text.closing import closed_on_error
 from mmdeploy_llm.weights.folder import PROMPT_FILES
@@ -33,7 +34,7 @@ def open_intake(config: EngineConfig) -> Intake:
     config = config.model_copy(update=NOT_COMPUTING)
     files = read_model_files(config, PROMPT_FILES)
     nothing = CudaSetup(torch=torch.__version__)
-    machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=None)
+    machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=TORCH)
     runtime = final_options(config, files, machine)
     with closed_on_error() as opened:
         media = build_media(files, config)

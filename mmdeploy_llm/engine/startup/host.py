@@ -75,9 +75,8 @@ class Host:
             self._held.append(FREED_MEMORY.hold(self))
             if runtime.num_threads > 1:
                 self._held.append(CROWD.hold(self))
-        placer = None if machine.kernels is None else machine.kernels.threads
-        if machine.placement is not None and placer is not None:
-            self.threads = ComputeThreads(placer, machine.placement, runtime.num_threads)
+        if machine.placement is not None and machine.kernels.can_place_threads:
+            self.threads = ComputeThreads(machine.kernels, machine.placement, runtime.num_threads)
 
     def settle(self) -> None:
         """Called after the load: Python's garbage collector no longer examines the objects that

@@ -152,7 +152,7 @@ def _restored(
 ) -> Any:
     """Builds the model with the weights of the cache, None where it has none."""
     kernels = machine.kernels
-    if cache is None or kernels is None:
+    if cache is None or not kernels.is_compiled:
         return None
     complete = partial(add_dense, rules=files.rules, device=torch.device(runtime.device))
     model = cache.restored(build, files.checkpoint, split, kernels, complete)
@@ -178,7 +178,7 @@ def _read(
         device=device,
         load_format=runtime.options.load_format,
         split=split,
-        memory=None if kernels is None else kernels.memory,
+        memory=kernels.memory,
         can_keep=can_keep,
         plugins=files.plugins,
         new_packer=_new_packer(runtime, machine),
@@ -201,7 +201,7 @@ def _add_room(
     """Builds the model, and enters into `room` what has its weights allocated where there is room
     for them. coded: the files of weights that stay in few bits."""
     model = build(config)
-    memory = None if machine.kernels is None else machine.kernels.memory
+    memory = machine.kernels.memory
     if cache is not None and memory is not None and isinstance(model, nn.Module):
         size = _packed_bytes(model, runtime) if coded is None else _stored_bytes(coded)
         room.enter_context(cache.room_for(size // group.size, memory))
@@ -225,8 +225,8 @@ def _stored_bytes(files: ModelFiles) -> int:
 def _new_packer(
     runtime: RuntimeConfig, machine: Machine
 ) -> Callable[[nn.Module], PackModule] | None:
-    """Returns what packs modules while the weights are loaded; None without kernels."""
-    if machine.kernels is None:
+    """Returns what packs modules while the weights are loaded; None without compiled kernels."""
+    if not machine.kernels.is_compiled:
         return None
     return partial(packer, kernels=machine.kernels, quantization=runtime.quantization)
 
@@ -247,7 +247,7 @@ def _cache(
 
 def _install(model: Model, machine: Machine, runtime: RuntimeConfig) -> None:
     """Gives the layers of a model the machine's kernels, which pack its weights."""
-    if machine.kernels is not None and isinstance(model, nn.Module):
+    if machine.kernels.is_compiled and isinstance(model, nn.Module):
         if (own := runtime.quantization) != runtime.options.quantization:
             logger.info("quantization = %r is %r on CUDA", runtime.options.quantization, own)
         install_kernels(model, machine.kernels, own)
@@ -270,7 +270,7 @@ def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
     """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
     products for. 8-bit floats are rounded again to what `quantization` asks for."""
     is_cpu = torch.device(runtime.device).type == "cpu"
-    if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
+    if not machine.kernels.is_compiled or (is_cpu and runtime.dtype == "float16"):
         return None
     can_pack = machine.kernels.can_pack_coded
     if runtime.options.quantization is None:

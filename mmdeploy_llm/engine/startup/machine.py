@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.kernels import Kernels, cuda
+from mmdeploy_llm.kernels import TORCH, Kernels, cuda
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.kernels.cpu import NumaNode, Placement
 from mmdeploy_llm.layers.basic.linear import has_product
@@ -30,7 +30,7 @@ class Machine:
     cpus: the CPUs this process may run on.
     placement: CPUs chosen by cpu_affinity and numa_node, None when neither is given.
     cuda: what torch finds; without cards when device is "cpu".
-    kernels: the compiled kernels for the engine's device, None without them.
+    kernels: the compiled kernels for the engine's device; TORCH without them.
     cpu_level: instruction sets of the kernels for the CPU, None without them.
     host_threads: the number of threads that the program has set for torch or OpenMP; None where it
         left that to torch.
@@ -40,7 +40,7 @@ class Machine:
     cpus: tuple[int, ...]
     placement: Placement | None
     cuda: CudaSetup
-    kernels: Kernels | None
+    kernels: Kernels
     cpu_level: str | None = None
     host_threads: int | None = None
     nodes: tuple[NumaNode, ...] = ()
@@ -84,13 +84,15 @@ def read_machine(config: EngineConfig) -> Machine:
         logger.warning("device = 'auto' is the CPU: %s", problem)
     is_cpu = config.device == "cpu" or (config.device == "auto" and problem is not None)
     kernels = load_kernels(config, is_cpu=is_cpu)
-    cpu_level = None if kernels is None else config.cpu_level or native.cpu_levels()[0].value
+    cpu_level = None
+    if kernels.is_compiled:
+        cpu_level = config.cpu_level or native.cpu_levels()[0].value
     if not is_cpu and problem is None and config.native_kernels is not False:
         kernels = _cuda_kernels(config)
     cpus = native.usable_cpus()
     placement = native.choose_placement(config.cpu_affinity, config.numa_node)
     num_processes = config.data_parallel_size * config.tensor_parallel_size
-    can_place = placement is None and num_processes > 1 and bool(kernels and kernels.threads)
+    can_place = placement is None and num_processes > 1 and kernels.can_place_threads
     host_threads = native.own_choice(native.THREAD_COUNT.of_host, cpus)
     return Machine(
         cpus=cpus,
@@ -104,12 +106,12 @@ def read_machine(config: EngineConfig) -> Machine:
     )
 
 
-def _cuda_kernels(config: EngineConfig) -> Kernels | None:
+def _cuda_kernels(config: EngineConfig) -> Kernels:
     """Loads the Triton kernels. Raises ConfigError where the options ask for rounded weights, which
     need Triton for their products and the C++ kernels to round them."""
     device = torch.device("cuda")
     if config.quantization is None:
-        return cuda.load(device)
+        return cuda.load(device) or TORCH
     option = f"quantization = {config.quantization!r}"
     try:
         formats = with_group_size(config.quantization, config.quantization_group_size)
@@ -123,7 +125,7 @@ def _cuda_kernels(config: EngineConfig) -> Kernels | None:
     return kernels
 
 
-def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
+def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels:
     """Loads the C++ kernels when the options want them and they can be built. Without them plain
     torch computes the same, which is logged once. Raises ConfigError for an option that needs
     them."""
@@ -153,4 +155,4 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
     option = next((name for name, is_set in needs.items() if is_set), None)
     if option is not None:
         raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
-    return None
+    return TORCH

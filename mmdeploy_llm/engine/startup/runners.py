@@ -86,7 +86,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
             kernels=kernels,
         ),
         rules=files.rules,
-        kernels=None if kernels is None else kernels.attention,
+        kernels=kernels.attention,
     )
 
 
@@ -96,8 +96,7 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
     that."""
     runtime, model = loaded.runtime, loaded.model
     if is_bidirectional(model):
-        kernels = loaded.machine.kernels
-        return partial(PackedAttention, None if kernels is None else kernels.attention)
+        return partial(PackedAttention, loaded.machine.kernels.attention)
     attends_itself = bool(getattr(model, "attends_itself", False))
     if attends_itself and runtime.kv_cache_dtype != runtime.dtype:
         raise ConfigError(
@@ -132,7 +131,7 @@ def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         warm_up(runner.run, num_tokens, runtime.block_size, wanted)
     if not runtime.enforce_eager and wanted is None:
         runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))
-    kernels = loaded.machine.kernels
-    if kernels is not None and kernels.memory is not None:
-        kernels.memory.settle()
+    memory = loaded.machine.kernels.memory
+    if memory is not None:
+        memory.settle()
     return runner

@@ -37,13 +37,11 @@ class CodedProducts(Library):
     """Packs weights of few bits, rounds weights to them, and multiplies by them."""
 
     def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:
-        """Whether `pack_coded` lays out a weight [n, k], or a stack of them, like this."""
         return layout.group_size % STEP == 0 or layout.group_size >= shape[-1]
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> CodedPanels:
-        """Lays `weight` out for products. The memory of its units and scales is reused where n is a
-        multiple of 64: their values are lost. rounds: whether rows of x are rounded to int8, with a
-        scale for every 128 values; never for 8-bit floats."""
+        """Lays `weight` out for products; see Kernels. The memory of its units and scales is reused
+        where n is a multiple of 64."""
         return CodedPanels(self, weight, rounds=rounds)
 
     def pack_units(self, units: Tensor, *, in_words: bool = False) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.kernels import ThreadKernels
+from mmdeploy_llm.kernels.base import Kernels
 from mmdeploy_llm.system.portable import cgroups, machine
 from mmdeploy_llm.system.portable.libraries import c_library
 
@@ -58,7 +58,7 @@ class ComputeThreads:
     """Places the OpenMP threads of each thread that computes; every such thread has its own
     pool."""
 
-    def __init__(self, kernels: ThreadKernels, placement: Placement, num_threads: int) -> None:
+    def __init__(self, kernels: Kernels, placement: Placement, num_threads: int) -> None:
         self._kernels = kernels
         self._placement = placement
         self._num_threads = num_threads

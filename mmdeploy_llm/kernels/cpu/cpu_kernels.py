@@ -1,4 +1,4 @@
-"""CpuKernels: implements kernels.Kernels with the C++ library."""
+"""CpuKernels: overrides kernels.Kernels with the C++ library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import Alibi
+from mmdeploy_llm.forward import Alibi, QKRotary
 from mmdeploy_llm.hooks.objects.attention import VisibleKeys
-from mmdeploy_llm.kernels import ActivationName
+from mmdeploy_llm.kernels.plain import ActivationName
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
 from .build import Level, build, cpu_levels
@@ -35,22 +35,21 @@ MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
 
 
-class Itself:
-    """A capability that the methods of the kernels themselves are."""
-
-    def __get__(self, kernels: CpuKernels, owner: type[CpuKernels]) -> CpuKernels:
-        return kernels
-
-
 class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixels):
-    """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
-    the shapes. They have all capabilities but `experts`."""
+    """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for what each computes
+    and the shapes."""
 
-    samples_on_device = False
-    experts = None
+    can_place_threads = True
 
-    inputs = attention = activations = norms = states = Itself()
-    adapters = draws = pixels = threads = mixtures = Itself()
+    @property
+    def attention(self) -> CpuKernels:
+        """These kernels; see hooks.AttentionKernels."""
+        return self
+
+    @property
+    def pixels(self) -> CpuKernels:
+        """These kernels; see hooks.PixelKernels."""
+        return self
 
     def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         head_dim = q.shape[-1]
@@ -64,9 +63,16 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
         )
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        if not self._takes_pair(gate, up):
+            return super().silu_mul(gate, up)
         return self.gated_mul(gate, up, "silu")
 
+    def _takes_pair(self, gate: Tensor, up: Tensor) -> bool:
+        return gate.dim() == 2 and self.takes(gate, up)
+
     def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName | None) -> Tensor:
+        if not self._takes_pair(gate, up):
+            return super().gated_mul(gate, up, name)
         out = self._empty(gate.shape, dtype=gate.dtype)
         self._library.gated_mul(
             dtype=gate.dtype,
@@ -82,7 +88,8 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
         return out
 
     def clamped_mul(self, both: Tensor, alpha: float, limit: float) -> Tensor:
-        assert both.is_contiguous()
+        if both.dim() != 2 or not self.takes_whole(both):
+            return super().clamped_mul(both, alpha, limit)
         rows, size = both.shape[0], both.shape[1] // 2
         out = self._empty((rows, size), dtype=both.dtype)
         self._library.clamped_mul(
@@ -91,25 +98,33 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
         return out
 
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
-        assert x.is_contiguous()
+        if x.dim() != 2 or not self.takes_whole(x):
+            return super().activate(x, name)
         self._library.activate(
             dtype=x.dtype, kind=ACTIVATIONS.index(name), x=x, rows=x.shape[0], size=x.shape[1]
         )
         return x
 
-    def map_values(self, x: Tensor, table: Tensor) -> Tensor:
-        assert x.is_contiguous()
-        assert x.dtype is table.dtype is torch.bfloat16
-        self._library.map_values(x=x, table=table, values=x.numel())
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """In bf16 looks each value up in a table that torch has computed: over a large vocabulary
+        the three operations take longer than its largest value is found; see Kernels."""
+        if x.dtype is not torch.bfloat16 or not self.takes_whole(x):
+            return super().softcap(x, cap)
+        if cap not in self._softcaps:
+            bits = torch.arange(2**16, dtype=torch.int32).to(torch.uint16)
+            self._softcaps[cap] = super().softcap(bits.view(torch.bfloat16), cap)
+        self._library.map_values(x=x, table=self._softcaps[cap], values=x.numel())
         return x
 
     def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
-        assert x.is_contiguous()
+        if not self.takes_whole(x):
+            return super().scale(x, factor, rounds=rounds)
         self._library.scale(dtype=x.dtype, x=x, factor=factor, rounds=rounds, values=x.numel())
         return x
 
     def add_rows(self, to: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        assert to.is_contiguous()
+        if not self.takes_whole(to, x, gate):
+            return super().add_rows(to, x, gate)
         self._library.add_rows(
             dtype=x.dtype,
             x=x,
@@ -122,7 +137,8 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
         return to
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
-        assert x.is_contiguous()
+        if not self.takes_whole(x, gate):
+            return super().gate_heads(x, gate)
         self._library.gate_heads(
             dtype=x.dtype,
             x=x,
@@ -163,7 +179,9 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
         )
         return cosines, sines
 
-    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
+    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> Tensor:
+        if not self.takes(x):
+            return super().rotate(x, cosines, sines, is_interleaved=is_interleaved)
         assert cosines.is_contiguous()
         assert sines.is_contiguous()
         self._library.rotate(
@@ -178,22 +196,29 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
             pairs=cosines.shape[1],
             is_interleaved=is_interleaved,
         )
+        return x
 
     def norm_and_rotate(
-        self,
-        x: Tensor,
-        q_weight: Tensor,
-        k_weight: Tensor,
-        num_q_heads: int,
-        eps: float,
-        cosines: Tensor,
-        sines: Tensor,
-        *,
-        is_interleaved: bool,
-    ) -> None:
-        for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
-            self.norm_heads(heads, weight, eps)
-        self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
+        self, x: Tensor, num_q_heads: int, rotary: QKRotary, centre: float | None = None
+    ) -> Tensor:
+        q_weight, k_weight = rotary.q_weight, rotary.k_weight
+        if q_weight is None or k_weight is None or not self.takes(x, q_weight, k_weight):
+            return super().norm_and_rotate(x, num_q_heads, rotary, centre)
+        self.norm_heads(x[:, :num_q_heads], q_weight, rotary.eps, centre)
+        self.norm_heads(x[:, num_q_heads:], k_weight, rotary.eps, centre)
+        return self.rotate(x, rotary.cosines, rotary.sines, is_interleaved=rotary.is_interleaved)
+
+    def norm_and_rotate_apart(
+        self, q: Tensor, k: Tensor, rotary: QKRotary, centre: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q_weight, k_weight = rotary.q_weight, rotary.k_weight
+        if q_weight is None or k_weight is None or not self.takes(q, k, q_weight, k_weight):
+            return super().norm_and_rotate_apart(q, k, rotary, centre)
+        tables, is_interleaved = (rotary.cosines, rotary.sines), rotary.is_interleaved
+        for x, weight in ((q, q_weight), (k, k_weight)):
+            self.norm_heads(x, weight, rotary.eps, centre)
+            self.rotate(x, *tables, is_interleaved=is_interleaved)
+        return q, k
 
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None

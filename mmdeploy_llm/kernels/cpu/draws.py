@@ -1,4 +1,4 @@
-"""Draws: random draws and the largest logits of rows; see kernels.DrawKernels."""
+"""Draws: random draws and the largest logits of rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels import DrawRules
+from mmdeploy_llm.kernels.base import DrawRules
 
 from .library import Library
 
 
 class Draws(Library):
-    """Implements kernels.DrawKernels with the C++ library."""
+    """Draws with the C++ library."""
+
+    def can_draw(self, logits: Tensor) -> bool:
+        return self.takes(logits)
 
     def first_largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = torch.empty(logits.shape[0], dtype=torch.int64)

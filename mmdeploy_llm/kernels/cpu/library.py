@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.kernels.base import Kernels
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
 from .calls import Calls
@@ -21,11 +22,10 @@ from .sealed import BuildError
 FLOATS = (torch.float32, torch.bfloat16)
 
 
-class Library:
+class Library(Kernels):
     """The loaded C++ library. Its functions run on torch's threads, as many as
     torch.get_num_threads returns.
 
-    memory: allocates the weights.
     has_wide_registers: whether the level has registers of 32 bytes or more.
     leaves_many_rows_to_torch: whether torch's float32 products are faster for many rows. They use
         AVX, for which the kernels have no level.
@@ -34,6 +34,9 @@ class Library:
         not depend on the other rows; torch's depends on their number.
     formats: how weights are rounded, by quantization: FORMATS, or with another group size for one.
     """
+
+    is_compiled = True
+    memory: LargePages
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Library:
         self._run.argtypes = (c_void_p, c_int64)
         self._run.restype = None
         self._empty: Callable[..., Tensor] = torch.empty
+        self._softcaps: dict[float, Tensor] = {}  # by cap, the results for all bf16
         self.memory = LargePages()
         self.has_wide_registers = library.mm_vector_bytes() > 16
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -90,12 +94,11 @@ class Library:
             self._library = library
         return capture.found
 
-    def takes(self, *tensors: Tensor) -> bool:
-        """Whether the kernels compute on tensors like these: on the CPU, all float32 or all bf16,
-        the last axis contiguous."""
-        dtype = tensors[0].dtype
+    def takes(self, *tensors: Tensor | None) -> bool:
+        """Whether all are on the CPU, in float32 or in bf16; see Kernels."""
+        dtype = None if tensors[0] is None else tensors[0].dtype
         return dtype in FLOATS and all(
-            x.is_cpu and x.dtype is dtype and x.stride(-1) == 1 for x in tensors
+            x is None or (x.is_cpu and x.dtype is dtype and x.stride(-1) == 1) for x in tensors
         )
 
 

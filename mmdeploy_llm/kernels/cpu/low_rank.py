@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels.low_rank import Change
+from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 
-from .library import Library
+from .library import FLOATS, Library
 
 BLOCK = 16  # as in dot.h
 PANEL = 64  # as in low_rank.h
@@ -71,10 +71,10 @@ class LowRankProducts(Library):
 
     def low_rank_table(
         self, num_slots: int, starts: Sequence[int], k: int, dtype: torch.dtype
-    ) -> Table | None:
-        """See kernels.low_rank.LowRankKernels."""
-        fits = dtype in (torch.float32, torch.bfloat16) and k % 2 == 0
-        return Table(self, num_slots, starts, k, dtype) if fits else None
+    ) -> LowRankTable:
+        if dtype not in FLOATS or k % 2:
+            return super().low_rank_table(num_slots, starts, k, dtype)
+        return Table(self, num_slots, starts, k, dtype)
 
     def add_low_rank(
         self, out: Tensor, x: Tensor, slots: Tensor, entries: Tensor, starts: Tensor

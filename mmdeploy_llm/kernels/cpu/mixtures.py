@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels import ActivationName, PackedWeight
+from mmdeploy_llm.kernels.base import PackedWeight
 from mmdeploy_llm.kernels.low_rank import ExpertChanges, LowRankTable
 from mmdeploy_llm.kernels.mixtures import Gates, RouteRule, Scores
+from mmdeploy_llm.kernels.plain import ActivationName
 
-from .library import Library
+from .library import FLOATS, Library
 from .low_rank import Table
 from .packed import PACKED
 
@@ -24,12 +25,13 @@ Matrix = tuple[str, Structure]  # the name of a product and its arguments
 
 
 class Mixtures(Library):
-    """Implements kernels.MixtureKernels with the C++ library."""
+    """Chooses and runs experts with the C++ library."""
 
     def widen(self, x: Tensor) -> Tensor:
         if x.dtype is torch.float32:
             return x
-        assert x.is_contiguous()
+        if not self.takes_whole(x):
+            return super().widen(x)
         out = self._empty(x.shape, dtype=torch.float32)
         self._library.widen(x=x, out=out, values=x.numel())
         return out
@@ -42,7 +44,8 @@ class Mixtures(Library):
         dtype: torch.dtype,
         factors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        assert logits.is_contiguous()
+        if dtype not in FLOATS or not self.takes_whole(logits):
+            return super().choose(logits, bias, rule, dtype, factors)
         tokens, experts = logits.shape
         weights = self._empty((tokens, rule.top_k), dtype=dtype)
         ids = self._empty((tokens, rule.top_k), dtype=torch.int64)
@@ -104,7 +107,7 @@ class Mixtures(Library):
 
 
 class Mixture:
-    """The experts of one layer; see kernels.Mixture."""
+    """The experts of one layer; see kernels.mixtures.Mixture."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Norms: those of rows and of heads; see kernels.Kernels and kernels.NormKernels."""
+"""Norms: those of rows and of heads."""
 
 from __future__ import annotations
 
@@ -11,33 +11,26 @@ class Norms(Library):
     """Computes norms with the C++ library."""
 
     def rms_norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-    ) -> Tensor:
-        return self._norm(x, weight, eps, residual, None)
-
-    def centred_norm(
         self,
         x: Tensor,
         weight: Tensor,
         eps: float,
         residual: Tensor | None = None,
-        centre: float = 1.0,
+        centre: float | None = None,
     ) -> Tensor:
-        return self._norm(x, weight, eps, residual, centre)
-
-    def _norm(
-        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, centre: float | None
-    ) -> Tensor:
+        if not self.takes_rows(x, residual, weight):
+            return super().rms_norm(x, weight, eps, residual, centre)
+        rows = x.view(-1, x.shape[-1])
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.rms_norm(
             dtype=x.dtype,
             x=x,
-            x_stride=x.stride(0),
+            x_stride=rows.stride(0),
             residual=residual,
             weight=weight,
             out=out,
-            rows=x.shape[0],
-            size=x.shape[1],
+            rows=rows.shape[0],
+            size=rows.shape[1],
             eps=eps,
             centre=_centre(centre),
         )
@@ -51,19 +44,22 @@ class Norms(Library):
         eps: float,
         residual: Tensor | None = None,
         *,
-        is_centred: bool,
+        is_centred: bool = False,
     ) -> Tensor:
+        if not self.takes_rows(x, residual, weight, bias):
+            return super().layer_norm(x, weight, bias, eps, residual, is_centred=is_centred)
+        rows = x.view(-1, x.shape[-1])
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.layer_norm(
             dtype=x.dtype,
             x=x,
-            x_stride=x.stride(0),
+            x_stride=rows.stride(0),
             residual=residual,
             weight=weight,
             bias=bias,
             out=out,
-            rows=x.shape[0],
-            size=x.shape[1],
+            rows=rows.shape[0],
+            size=rows.shape[1],
             eps=eps,
             is_centred=is_centred,
         )
@@ -71,13 +67,19 @@ class Norms(Library):
 
     def norm_heads(
         self, x: Tensor, weight: Tensor, eps: float, centre: float | None = None
-    ) -> None:
+    ) -> Tensor:
+        if not self.takes(x, weight):
+            return super().norm_heads(x, weight, eps, centre)
         self._norm_heads(x, weight, x, eps, centre)
+        return x
 
     def normed_heads(self, x: Tensor, eps: float) -> Tensor:
-        out = self._empty(x.shape, dtype=x.dtype)
-        self._norm_heads(x, None, out, eps, None)
-        return out
+        if not self.takes(x):
+            return super().normed_heads(x, eps)
+        heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+        out = self._empty(heads.shape, dtype=x.dtype)
+        self._norm_heads(heads, None, out, eps, None)
+        return out.view(x.shape)
 
     def _norm_heads(
         self, x: Tensor, weight: Tensor | None, out: Tensor, eps: float, centre: float | None
@@ -106,8 +108,9 @@ class Norms(Library):
         to: Tensor,
         factor: Tensor | None = None,
         centre: float | None = None,
-    ) -> None:
-        assert to.is_contiguous()
+    ) -> Tensor:
+        if not self.takes_whole(to, x, weight, factor):
+            return super().add_norm(x, weight, eps, to, factor, centre)
         self._library.add_norm(
             dtype=x.dtype,
             x=x,
@@ -120,6 +123,7 @@ class Norms(Library):
             eps=eps,
             centre=_centre(centre),
         )
+        return to
 
 
 def _centre(centre: float | None) -> float:

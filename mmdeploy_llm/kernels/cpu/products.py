@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels import PackedWeight, Quantization
-from mmdeploy_llm.kernels.coded import Bits, rounded
-from mmdeploy_llm.values.options.weight_formats import rounds_inputs
+from mmdeploy_llm.kernels.base import PackedWeight, Quantization
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, layout_of
+from mmdeploy_llm.values.options.weight_formats import WeightFormat, rounds_inputs
 
 from .coded import PANEL, ROUNDED_VALUES, CodedProducts
 
@@ -23,16 +23,14 @@ class Products(CodedProducts):
     """Packs weights and multiplies by them."""
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
-        """Whether `pack` lays out a weight [..., n, k] like this. Unrounded and in float32, torch's
-        own products are as fast as ours on processors without wide registers, and need no other
-        layout."""
+        """Whether `pack` lays out a weight like this; see Kernels. Unrounded and in float32,
+        torch's own products are as fast as ours on processors without wide registers, and need no
+        other layout."""
         is_plain = weight.dtype is torch.float32 and quantization is None
         is_ours = self.has_wide_registers or self.has_fixed_order
         return self.takes(weight) and (is_ours or not is_plain)
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
-        """Lays `weight` [n, k] out for products, rounded if requested; None where `can_pack` is
-        False. The memory of `weight` is reused or given back: its values are lost."""
         if not self.can_pack(weight, quantization):
             return None
         if quantization is None:
@@ -40,8 +38,13 @@ class Products(CodedProducts):
         own = self.formats[quantization]
         if own.group_size is None:
             return S8Weight(self, weight)
-        coded = rounded(self, weight.contiguous(), own)
+        coded = self.rounded(weight.contiguous(), own)
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
+
+    def rounded(self, weight: Tensor, weight_format: WeightFormat) -> CodedWeight:
+        """Rounds a weight [n, k], contiguous, to codes, and gives its memory back."""
+        layout = layout_of(weight_format, weight.shape[1])
+        return self.round_codes(weight, layout.bits, layout.group_size, releases=True)
 
     def pack_float(self, weight: Tensor) -> Tensor:
         """Lays out float32 or bf16 `weight` [n, k], contiguous, k even in bf16, for `linear_float`.
@@ -101,13 +104,13 @@ class Products(CodedProducts):
         return out
 
     def look_up(self, weight: Tensor, indices: Tensor) -> Tensor:
-        """Returns rows of `weight` [n, k] by indices [T] -> [T, k]; see kernels.InputKernels."""
-        assert weight.is_contiguous()
+        if not self.takes_whole(weight):
+            return super().look_up(weight, indices)
         return self._look_up(weight, weight.shape, 1, indices)
 
     def replace_id(self, indices: Tensor, old: int, new: int) -> Tensor:
-        """Returns `indices` [T] int64 with `new` in the place of `old`; see
-        kernels.InputKernels."""
+        if not indices.is_cpu:
+            return super().replace_id(indices, old, new)
         assert indices.is_contiguous()
         out = self._empty(indices.shape, dtype=indices.dtype)
         self._library.replace_id(

@@ -50,7 +50,7 @@ ALIGNMENT = 64
 
 
 class Recording:
-    """The recorded kernel calls of one function of tensors; see kernels.Recording."""
+    """The recorded kernel calls of one function of tensors; see Kernels.record."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Layers with a state of each sequence, see cpp/states/."""
+"""Layers with a state of each sequence, see kernels/cpp/states/."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _of(values: object, *names: str) -> dict[str, Any]:
 
 
 class StateProducts(Library):
-    """Computes the layers of kernels.StateKernels."""
+    """Computes these layers with the C++ library."""
 
     def can_convolve(self, x: Tensor, weight: Tensor, state: Tensor) -> bool:
         is_plain = weight.is_contiguous() and state.is_contiguous()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from mmdeploy_llm.kernels.coded import WeightRounder
+    from mmdeploy_llm.kernels.cpu import CpuKernels
 
     from .cuda_kernels import CudaKernels
 
@@ -22,7 +22,7 @@ __all__ = ["load"]
 logger = logging.getLogger(__name__)
 
 
-def load(device: torch.device, rounder: WeightRounder | None = None) -> CudaKernels | None:
+def load(device: torch.device, rounder: CpuKernels | None = None) -> CudaKernels | None:
     """Returns the kernels for a CUDA device; None, with a warning, where triton cannot be imported.
     rounder: rounds weights while they are loaded."""
     try:

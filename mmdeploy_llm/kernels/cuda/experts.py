@@ -200,7 +200,7 @@ def route(
     logits: Tensor, bias: Tensor | None, top_k: int, dtype: torch.dtype, norm_min: float | None
 ) -> tuple[Tensor, Tensor]:
     """Chooses experts by logits [T, E]: weights [T, k] and ids [T, k] int32; see
-    kernels.ExpertKernels."""
+    kernels.Kernels."""
     num_tokens, num_experts = logits.shape
     weights = torch.empty((num_tokens, top_k), dtype=dtype, device=logits.device)
     ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)

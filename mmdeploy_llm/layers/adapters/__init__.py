@@ -5,12 +5,11 @@ model, for each request its own.
     out, x of a layer --LowRankTable.add--> out, changed for the rows of each adapter
 """
 
-from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
+from mmdeploy_llm.kernels.low_rank import Change, Group, LowRankTable, PlainTable, add_low_rank
 
 from .adapter import Adapter, LowRank, TokenRows
 from .folder import read_adapter
 from .names import names_of
-from .product import Group, PlainTable, add_low_rank, table_of
 
 __all__ = [
     "Adapter",
@@ -23,5 +22,4 @@ __all__ = [
     "add_low_rank",
     "names_of",
     "read_adapter",
-    "table_of",
 ]

@@ -23,7 +23,7 @@ from mmdeploy_llm.hooks.objects.attention import (
 )
 from mmdeploy_llm.hooks.objects.attention_names import named_backend
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.values.options.runtime_config import AttentionChoice, AttentionNeeds
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Host:
     """The machine, as the choice of a backend needs it. kernels: those of the engine's device.
     capabilities: compute capability of each CUDA device."""
 
-    kernels: Kernels | None = None
+    kernels: Kernels = TORCH
     capabilities: Sequence[Capability] = ()
 
     def setup(self, needs: AttentionNeeds) -> AttentionSetup:
@@ -64,7 +64,7 @@ class Host:
             head_dims=needs.head_dims,
             block_size=needs.block_size,
             capability=self.capabilities[index] if known else None,
-            kernels=None if self.kernels is None else self.kernels.attention,
+            kernels=self.kernels.attention,
         )
 
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, Quantization
+from mmdeploy_llm.kernels import ActivationName, Gates, Kernels, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
-from mmdeploy_llm.kernels.mixtures import Gates, Mixture
+from mmdeploy_llm.kernels.mixtures import Mixture
 from mmdeploy_llm.kernels.packed_pairs import PackedPairs
 from mmdeploy_llm.values.options.weight_formats import rounds_inputs
 
@@ -62,9 +62,9 @@ class Experts(PackedPairs, KernelLayer):
         Each expert multiplies all of its tokens at once; experts without tokens cost nothing. If
         `is_fused`, an id of E or more adds nothing.
         """
-        fused = self._fused_kernels(x)
-        if fused is not None:
-            return fused.run_experts(x, weights, experts, self.gate_up_proj, self.down_proj)
+        if self.is_fused(x):
+            own = self.gate_up_proj, self.down_proj
+            return self.kernels.run_experts(x, weights, experts, *own)
         gates, mixture = self.gates, self._mixture(x, weights)
         if gates is not None and mixture is not None:
             changes = None if self.adapted is None else self.adapted.changes_of(x.shape[0])
@@ -97,28 +97,18 @@ class Experts(PackedPairs, KernelLayer):
 
     def is_fused(self, x: Tensor) -> bool:
         """Whether kernels run all experts, so that the host need not count their tokens."""
-        return self._fused_kernels(x) is not None
-
-    def _fused_kernels(self, x: Tensor) -> ExpertKernels | None:
-        kernels = self.kernels
-        if kernels is None or kernels.experts is None or self.activation is not None:
-            return None
-        if not self.is_plain or self._is_adapted or not kernels.takes(x, self.down_proj):
-            return None
-        return kernels.experts
+        is_known = self.is_plain and self.activation is None and not self._is_adapted
+        return is_known and self.kernels.can_run_experts(x, self.down_proj)
 
     def _mixture(self, x: Tensor, weights: Tensor) -> Mixture | None:
         """Returns what computes all experts in one call, with the bits of the loop: for few tokens,
         which spend their time between calls."""
-        kernels = self.kernels
-        if kernels is None or self.gates is None:
+        if self.gates is None or weights.dtype not in (x.dtype, torch.float32):
             return None
-        has_weights = weights.dtype in (x.dtype, torch.float32)
-        own = kernels.mixtures if has_weights and kernels.takes(x) else None
-        if own is None or x.shape[0] > MAX_RECORDED_ROWS:
+        if x.shape[0] > MAX_RECORDED_ROWS or not self.kernels.takes(x):
             return None
         sizes = self.gate_up_proj.shape[-1], self.down_proj.shape[-1]
-        return self.mixture(own, sizes, x.dtype, self.biases)
+        return self.mixture(self.kernels, sizes, x.dtype, self.biases)
 
     def _can_group(self, x: Tensor) -> bool:
         """Whether torch's grouped product applies: bf16 on CUDA, rows of a multiple of 16 bytes."""
@@ -166,7 +156,7 @@ class Experts(PackedPairs, KernelLayer):
 
     def activate(self, both: Tensor) -> Tensor:
         """Computes the input of down, [n, I], from gate and up, [n, 2 I]."""
-        if self.activation is None and self.is_packed and self.kernels is not None:
+        if self.activation is None and self.is_packed:
             return self.kernels.silu_mul(*both.chunk(2, -1))
         return gated(both, self.activation)
 

@@ -184,12 +184,9 @@ class Embedding(Matrix, KernelLayer):
         return rows if self.lookups is None else self.lookups.changed(rows, token_ids)
 
     def _looked_up(self, token_ids: Tensor) -> Tensor:
-        kernels, weight = self.kernels, self.weight
         if self.packed is not None:
-            return self.packed.rows(token_ids, weight.dtype)
-        if kernels is None or kernels.inputs is None or not kernels.takes(weight):
-            return F.embedding(token_ids, weight)
-        return kernels.inputs.look_up(weight, token_ids)
+            return self.packed.rows(token_ids, self.weight.dtype)
+        return self.kernels.look_up(self.weight, token_ids)
 
 
 class MergedLinear(Linear):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.kernels import ActivationName
+from mmdeploy_llm.kernels.plain import ACTIVATIONS, row_chunks
 
-from .kernel_layer import KernelLayer, activation_kernels
+from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, of_rows, plain_linear
-from .rows import row_chunks
 
 AnyActivation = ActivationName
-# Values in an intermediate result; see rows.py.
+# Values in an intermediate result; see kernels/plain.py.
 MAX_VALUES = 4 * 2**20
 # Up to this many rows one product for gate and up is faster. With more rows two products are as
 # fast, and the activation then reads whole rows, in a third of the time.
@@ -36,16 +34,6 @@ def gated(gate_up: Tensor, activation: Activation | None) -> Tensor:
     if activation is None:
         return silu_mul(gate_up)
     return activation.times(*gate_up.chunk(2, -1))
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """Computes x * sigmoid(1.702 x)."""
-    return (x * 1.702).sigmoid_().mul_(x)
-
-
-def relu2(x: Tensor) -> Tensor:
-    """Computes relu(x) ** 2."""
-    return F.relu(x).square_()
 
 
 class GatedMLP(KernelLayer):
@@ -72,7 +60,7 @@ class GatedMLP(KernelLayer):
         if self.activation is not None:
             other: Tensor = self.down_proj(gated(self.gate_up_proj(x), self.activation))
             return other
-        if self.kernels is None and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
+        if not self.kernels.is_compiled and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out
         chunks = row_chunks(x, self.intermediate_size, MAX_VALUES)
@@ -86,7 +74,7 @@ class GatedMLP(KernelLayer):
 
     def _activate(self, x: Tensor) -> Tensor:
         """Computes silu(gate(x)) * up(x); plain torch uses two products."""
-        if self.kernels is not None and self.kernels.takes(x):
+        if self.kernels.takes(x):
             return self.kernels.silu_mul(*self.gate_up_proj(x).chunk(2, -1))
         if self.gate_up_proj.adapted is not None:
             return silu_mul(self.gate_up_proj(x))
@@ -95,18 +83,6 @@ class GatedMLP(KernelLayer):
         biases = (None, None) if bias is None else bias.chunk(2)
         gate, up = (plain_linear(x, *pair) for pair in zip(weights, biases, strict=True))
         return F.silu(gate, inplace=True).mul_(up)
-
-
-ACTIVATIONS: Mapping[AnyActivation, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "gelu": F.gelu,
-        "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-        "quick_gelu": quick_gelu,
-        "relu": F.relu,
-        "relu2": relu2,
-        "silu": F.silu,
-    }
-)
 
 
 class Activation(KernelLayer):
@@ -120,18 +96,11 @@ class Activation(KernelLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the activation of each value, which may overwrite `x` [T, size]."""
-        own = activation_kernels(self.kernels, x)
-        if own is None or x.dim() != 2 or not x.is_contiguous():
-            return ACTIVATIONS[self.name](x)
-        return own.activate(x, self.name)
+        return self.kernels.activate(x, self.name)
 
     def times(self, gate: Tensor, up: Tensor) -> Tensor:
         """Computes activation(gate) * up, both [T, size]."""
-        own = activation_kernels(self.kernels, gate, up)
-        if own is None or gate.dim() != 2:
-            out: Tensor = self(gate.contiguous()) * up
-            return out
-        return own.gated_mul(gate, up, self.name)
+        return self.kernels.gated_mul(gate, up, self.name)
 
 
 def _known(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from mmdeploy_llm.forward import FixedAttention, ForwardInputs
-from mmdeploy_llm.kernels import Kernels, Recording
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.cpu import Recording
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 

@@ -66,7 +66,7 @@ class DraftHead(KernelLayer):
         compute = partial(self._compute, decoder)
         # The recording reads x where one of a decoder reads token ids.
         own = replace(inputs, token_ids=x, media_rows=None, media_embeds=None)
-        if self.kernels is None or not can_record(own):
+        if not self.kernels.is_compiled or not can_record(own):
             return compute(own)
         return self._recordings.run(own, self.kernels, compute)
 

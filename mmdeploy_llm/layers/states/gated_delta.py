@@ -122,9 +122,8 @@ class GatedDeltaNet(KernelLayer):
         qkv, z, b, a = fused
         qkv = self.conv1d(qkv, conv_state, states)
         inputs = self._inputs(qkv, z, a, b)
-        kernels = None if self.kernels is None else self.kernels.states
-        if kernels is not None and kernels.can_delta(inputs, matrices):
-            out = kernels.gated_delta(inputs, matrices, last, states)
+        if self.kernels.can_delta(inputs, matrices):
+            out = self.kernels.gated_delta(inputs, matrices, last, states)
         else:
             out = self._in_torch(inputs, matrices, states)
         result: Tensor = self.out_proj(out)
@@ -143,7 +142,7 @@ class GatedDeltaNet(KernelLayer):
         )
 
     def _in_torch(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
-        """Computes what StateKernels.gated_delta does."""
+        """Computes what Kernels.gated_delta does."""
         config, qkv, z = self.config, inputs.qkv, inputs.z
         value_size = z.shape[1]
         key_size = (qkv.shape[1] - value_size) // 2

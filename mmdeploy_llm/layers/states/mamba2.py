@@ -116,9 +116,8 @@ class Mamba2(KernelLayer):
         sizes = [config.inner_size, config.conv_size, config.num_heads]
         z, rows, dt = torch.split(self.projected(x), sizes, 1)
         inputs = self._inputs(self.conv1d(rows, conv_state, states), z, dt)
-        kernels = None if self.kernels is None else self.kernels.states
-        if kernels is not None and kernels.can_mamba2(inputs, matrices):
-            y = kernels.mamba2(inputs, matrices, last[0] if last else None, states)
+        if self.kernels.can_mamba2(inputs, matrices):
+            y = self.kernels.mamba2(inputs, matrices, last[0] if last else None, states)
         else:
             y = self._in_torch(inputs, matrices, states)
         out: Tensor = self.out_proj(y)
@@ -144,7 +143,7 @@ class Mamba2(KernelLayer):
         )
 
     def _in_torch(self, inputs: Mamba2Inputs, matrices: Tensor, states: StateContext) -> Tensor:
-        """Computes what StateKernels.mamba2 does."""
+        """Computes what Kernels.mamba2 does."""
         config, rows = self.config, inputs.rows.float()
         shared = config.num_groups * config.state_size
         values, b, c = torch.split(rows, [config.inner_size, shared, shared], 1)

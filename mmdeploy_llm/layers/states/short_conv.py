@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
-from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer, multiplied
+from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
 from mmdeploy_llm.layers.basic.linear import Linear, empty_parameter
 
 
@@ -31,9 +31,8 @@ class ShortConv(KernelLayer):
     def forward(self, x: Tensor, state: Tensor, states: StateContext) -> Tensor:
         """Convolves the tokens [T, C] of all sequences and writes their last inputs. state:
         [rows, C, k - 1]."""
-        kernels = None if self.kernels is None else self.kernels.states
-        if kernels is not None and kernels.can_convolve(x, self.weight, state):
-            return kernels.short_conv(
+        if self.kernels.can_convolve(x, self.weight, state):
+            return self.kernels.short_conv(
                 x, self.weight, self.bias, state, states, has_silu=self.has_silu
             )
         count, out = states.num_decode, torch.empty_like(x)
@@ -103,6 +102,6 @@ class GatedShortConv(KernelLayer):
         """Computes the layer, [T, hidden] -> [T, hidden], and writes the state."""
         (state,) = states.tensors(self.layer)
         before, after, values = torch.split(self.in_proj(x), self.num_channels, 1)
-        convolved = self.conv(multiplied(before, values, self.kernels), state, states)
-        out: Tensor = self.out_proj(multiplied(after, convolved, self.kernels))
+        convolved = self.conv(self.kernels.gated_mul(before, values, None), state, states)
+        out: Tensor = self.out_proj(self.kernels.gated_mul(after, convolved, None))
         return out

@@ -10,8 +10,8 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+from mmdeploy_llm.values.options.budget import A_BUDGET, TokenBudget, is_budget
 from mmdeploy_llm.values.options.config import EngineConfig
-from mmdeploy_llm.values.options.types import TokenBudget
 
 MAX_KEPT = 64  # processors of different budgets of one kind
 
@@ -113,8 +113,6 @@ def names_of(kind: str) -> tuple[str, ...]:
 
 def _checked(name: str, value: Any) -> TokenBudget:
     """Returns a budget. Raises MediaError for anything else."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    if is_count or value in ("auto", "full"):
-        budget: TokenBudget = value
-        return budget
-    raise MediaError(f'{name} must be "auto", "full" or a whole number above 0, got {value!r:.80}')
+    if not is_budget(value):
+        raise MediaError(f"{name} must be {A_BUDGET}, got {value!r:.80}")
+    return value

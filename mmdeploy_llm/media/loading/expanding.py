@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks import ChatPartContext, ChatPartSpec, KindTable, MediaLi
 from mmdeploy_llm.hooks.factories import resolve
 from mmdeploy_llm.hooks.names import did_you_mean
 from mmdeploy_llm.hooks.records import FAULTS, Provided
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.system.guarding.calls import CallGuard
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.text.display import error_text, shown
@@ -79,11 +80,16 @@ class PartExpander:
             limits = limits.until(deadline)
         return [own for each in placed for own in self._expanded(each, limits)]
 
-    def files(self, part: Any) -> tuple[str, ...]:
-        """Returns the keys of a part that stays as it is for now whose values name files."""
+    def files(self, part: Any) -> dict[str, MediaItem]:
+        """Returns the files that a part names which stays as it is for now, by their keys."""
         part_type = part.get("type") if isinstance(part, Mapping) else None
         specs = [own.spec for (_, name), own in self._kinds.parts.items() if name == part_type]
-        return tuple(dict.fromkeys(key for spec in specs for key in spec.files))
+        names = dict.fromkeys(key for spec in specs for key in spec.files)
+        return {
+            key: MediaItem(kind=self._kinds.of_name(name) or "file", source=name, options={})
+            for key in names
+            if isinstance(name := part.get(key), str)
+        }
 
     def providers(self) -> str:
         """Returns the types of parts that plugins have, for messages; "" without any."""

@@ -24,7 +24,7 @@ from mmdeploy_llm.media.budgets.choice import Budgets
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.system.guarding.calls import CallGuard
 from mmdeploy_llm.values.deadline import Deadline
-from mmdeploy_llm.values.options.types import TokenBudget
+from mmdeploy_llm.values.options.budget import TokenBudget
 
 from .cache import ByteCache, CacheStats
 from .embeds import EmbedsReader, Grid

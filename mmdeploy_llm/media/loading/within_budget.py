@@ -10,7 +10,7 @@ from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, PluginContractErr
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor
 from mmdeploy_llm.media.budgets.choice import resolved
 from mmdeploy_llm.media.budgets.photo import PHOTO
-from mmdeploy_llm.values.options.types import TokenBudget
+from mmdeploy_llm.values.options.budget import TokenBudget
 
 from .protocols import CanPeek
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import AttentionBackend, AttentionBackendSpec, AttentionSetup
 from mmdeploy_llm.hooks.factories import imported
-from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.testing.models.base import (
     CheckFailed,
@@ -58,12 +58,12 @@ class BackendSubject:
         )
 
     @cached_property
-    def kernels(self) -> Kernels | None:
+    def kernels(self) -> Kernels:
         """The kernels of an engine on this machine."""
         try:
-            return native.load() if self.device.type == "cpu" else None
+            return native.load() if self.device.type == "cpu" else TORCH
         except native.BuildError:
-            return None
+            return TORCH
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -88,7 +88,7 @@ class BackendSubject:
             dtype=name,
             kv_cache_dtype=cache_dtype or name,
             capability=torch.cuda.get_device_capability() if self.device.type == "cuda" else None,
-            kernels=None if self.kernels is None else self.kernels.attention,
+            kernels=self.kernels.attention,
         )
         spec = self.spec
         if spec.available is not None and self.make is None:

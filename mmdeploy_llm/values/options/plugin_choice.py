@@ -5,30 +5,53 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from mmdeploy_llm.values.params import FrozenParams
 
+from .flags import Flag
 from .types import Choices, Names, NamesOrFiles
 
 
 class PluginChoice(FrozenParams):
     """The plugins of an engine."""
 
+    title: ClassVar[str] = "Model"
+
     plugins: NamesOrFiles | None = Field(
         default=None,
         description="names of the only plugins to load; None: all that are installed. A path of a "
         "Python file among them is one of plugin_files; paths alone leave it None",
     )
-    plugin_files: NamesOrFiles = Field(
+    plugin_files: Annotated[
+        NamesOrFiles,
+        Flag(
+            "A Python file that is loaded as a plugin, besides those that are installed: its code "
+            "runs. May be repeated.",
+            metavar="FILE",
+            is_rare=True,
+            names=("--plugin",),
+            type=list[Path],
+            is_file=True,
+        ),
+    ] = Field(
         default=(),
         description="paths of Python files, each a plugin, that are loaded besides those of "
         "plugins: their code runs, as that of a package",
     )
     blocked_plugins: Names = Field(default=(), description="names of plugins that are not loaded")
-    use: Choices = Field(
+    use: Annotated[
+        Choices,
+        Flag(
+            "Which plugin serves what several could, by the name of an architecture, parser, kind "
+            "of media or format, such as AcmeForCausalLM=acme. May be repeated.",
+            metavar="NAME=PLUGIN",
+            is_rare=True,
+            type=list[str],
+        ),
+    ] = Field(
         default={},
         description='which plugin serves what several could, such as {"AcmeForCausalLM": "acme"}: '
         "an architecture, parser, logits processor, kind of media or format",

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from mmdeploy_llm.values.params.frozen import Accepts
 
+from .budget import A_BUDGET, TokenBudget, is_budget
 from .weight_formats import WHOLE_ROW, QuantizationName, quantization_name
 
 DTYPES = {
@@ -23,12 +24,6 @@ DTYPES = {
     "float": "float32",
 }
 SHORT = ", ".join(map(repr, DTYPES))
-IMAGE_TOKENS = (
-    "upper bound on the tokens of one image, from which the family's own rule follows; auto: what "
-    "its authors use in their examples; full: what the checkpoint allows, as in transformers"
-)
-# Most tokens of an item: a number, what the family's authors use, or what the checkpoint allows.
-TokenBudget = int | Literal["auto", "full"]
 GROUP_STEP = 16  # of columns, of which the kernels read whole ones
 DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
@@ -132,9 +127,8 @@ def _no_empty(value: Mapping[str, str]) -> Mapping[str, str]:
 def _token_budget(value: Any) -> Any:
     """Reads a number that is written as a text, and refuses what is no budget."""
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    is_count = isinstance(number, int) and not isinstance(number, bool) and number > 0
-    if not is_count and number not in ("auto", "full"):
-        raise ValueError('must be "auto", "full" or a whole number above 0')
+    if not is_budget(number):
+        raise ValueError(f"must be {A_BUDGET}")
     return number
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.kernels import Kernels, WeightMemory
-from mmdeploy_llm.kernels.cpu import BuildError
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.cpu import BuildError, LargePages
 from mmdeploy_llm.kernels.packed_pairs import PackedPairs
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.system.processes import finalize_here
@@ -57,7 +57,7 @@ class WeightCache:
         self._stop = threading.Event()
         self._writer: threading.Thread | None = None
         self.mapped_bytes = 0  # of the file, which are no memory of this process alone
-        self._outside: WeightMemory | None = None  # of a new model that `room_for` has in files
+        self._outside: LargePages | None = None  # of a new model that `room_for` has in files
         self._is_given_back = False  # some of that model's weights
 
     @property
@@ -98,7 +98,7 @@ class WeightCache:
         return None
 
     @contextmanager
-    def room_for(self, num_bytes: int, memory: WeightMemory) -> Iterator[None]:
+    def room_for(self, num_bytes: int, memory: LargePages) -> Iterator[None]:
         """Has the weights of a new model allocated meanwhile as pages of files, where the memory
         does not hold so many bytes in each process; they are for `keep` and `moved`. It is
         logged."""
@@ -135,7 +135,7 @@ class WeightCache:
         self.mapped_bytes = 0 if self._is_given_back else num_bytes  # `read` counts its own
         return read() if self._is_given_back else model
 
-    def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
+    def restore(self, model: nn.Module, kernels: object, memory: LargePages | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
         there is none that can be used, which is logged unless there is none."""
         try:

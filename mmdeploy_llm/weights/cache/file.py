@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.kernels import WeightMemory
+from mmdeploy_llm.kernels.cpu import LargePages
 from mmdeploy_llm.system.portable.files import read_into
 from mmdeploy_llm.system.portable.machine import free_ram
 
@@ -120,7 +120,7 @@ def _sums(data: NDArray[np.uint8]) -> Sums:
     return sums
 
 
-def read(file: IO[bytes], size: int, name: str, memory: WeightMemory | None) -> Record:
+def read(file: IO[bytes], size: int, name: str, memory: LargePages | None) -> Record:
     """Reads a file as `write` wrote it under this name, of `size` bytes, into `memory`; None: its
     tensors are pages of the file, copied when they are written. Raises NotKeptError for a file that
     is not whole."""

@@ -42,7 +42,6 @@ from mmdeploy_llm.layers import (
     RotaryConfig,
     SoftmaxRouter,
     layer_windows,
-    scaled,
 )
 
 from .text import ACTIVATION
@@ -69,12 +68,7 @@ class UnweightedNorm(KernelLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x) over the last axis, of the shape and dtype of `x`."""
-        kernels = self.kernels
-        if kernels is not None and kernels.norms is not None and kernels.takes(x):
-            heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
-            return kernels.norms.normed_heads(heads, self.eps).view(x.shape)
-        wide = x.float()
-        return (wide * wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()).to(x.dtype)
+        return self.kernels.normed_heads(x, self.eps)
 
 
 class Gemma4Attention(Attention):
@@ -194,7 +188,7 @@ class Gemma4Router(KernelLayer):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Routes x [T, hidden]: weights [T, k] in float32, expert ids [T, k]."""
-        normed = scaled(self.norm(x), x.shape[1] ** -0.5, self.kernels)
+        normed = self.kernels.scale(self.norm(x), x.shape[1] ** -0.5)
         weights, experts = self.proj(normed, self.per_expert_scale)
         return weights, experts
 
@@ -230,21 +224,14 @@ class Gemma4Decoder(Decoder):
         decoder, which is `x`."""
         if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:
             return None
-        for media_id in self.media_ids:
-            token_ids = self._replaced(token_ids, media_id)
         size, kernels = self.per_layer_size, self.kernels
-        of_token = scaled(self.embed_tokens_per_layer(token_ids), size**0.5, kernels, rounds=True)
-        projected = scaled(self.per_layer_model_projection(x), x.shape[1] ** -0.5, kernels)
+        for media_id in self.media_ids:
+            token_ids = kernels.replace_id(token_ids, media_id, self.padding_id)
+        of_token = kernels.scale(self.embed_tokens_per_layer(token_ids), size**0.5, rounds=True)
+        projected = kernels.scale(self.per_layer_model_projection(x), x.shape[1] ** -0.5)
         rows = of_token.view(-1, size), projected.view(-1, size)
-        joined = scaled(self.per_layer_projection_norm.add_to(*rows), 2**-0.5, kernels)
+        joined = kernels.scale(self.per_layer_projection_norm.add_to(*rows), 2**-0.5)
         return joined.view(-1, self.num_layers, size)
-
-    def _replaced(self, token_ids: Tensor, media_id: int) -> Tensor:
-        """Returns the ids [T] with that of padding in the place of one that stands for media."""
-        kernels = self.kernels
-        if kernels is None or kernels.inputs is None or not token_ids.is_cpu:
-            return token_ids.masked_fill(token_ids == media_id, self.padding_id)
-        return kernels.inputs.replace_id(token_ids, media_id, self.padding_id)
 
 
 def per_layer_size(text: Any) -> int:

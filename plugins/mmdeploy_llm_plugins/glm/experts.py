@@ -14,7 +14,6 @@ from mmdeploy_llm.layers import (
     GatedMLP,
     GroupRouter,
     KernelLayer,
-    added,
 )
 
 WITH_EXPERTS = ("glm4_moe", "glm4v_moe_text")  # model_type of the text configs of such models
@@ -48,7 +47,7 @@ class GlmExperts(KernelLayer):
         """Computes all experts, [T, hidden] -> [T, hidden]."""
         weights, experts = self.gate(x)
         routed: Tensor = self.experts(x, weights, experts)
-        return added(routed, self.shared_experts(x), self.kernels)
+        return self.kernels.add_rows(routed, self.shared_experts(x))
 
 
 class GlmLayer(DecoderLayer):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, Gates, KernelLayer, Linear, RouteRule, mixture_kernels
+from mmdeploy_llm.layers import Experts, Gates, KernelLayer, Linear, RouteRule
 
 
 class GptOssRouter(KernelLayer, Linear):
@@ -26,11 +26,7 @@ class GptOssRouter(KernelLayer, Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        own, logits = mixture_kernels(self.kernels, x), self.product(x, self.bias)
-        if own is not None:
-            return own.choose(logits, None, self.rule, x.dtype)
-        scores, experts = logits.topk(self.rule.top_k, -1)
-        return scores.softmax(-1), experts
+        return self.kernels.choose(self.product(x, self.bias), None, self.rule, x.dtype)
 
 
 class ClampedExperts(Experts):
@@ -70,14 +66,7 @@ class ClampedExperts(Experts):
 
     def activate(self, both: Tensor) -> Tensor:
         """See Experts."""
-        kernels = self.kernels
-        own = kernels.activations if kernels is not None and kernels.takes(both) else None
-        if own is not None and both.is_contiguous():
-            return own.clamped_mul(both, self.alpha, self.limit)
-        gate = both[..., ::2].clamp(max=self.limit)
-        up = both[..., 1::2].clamp(-self.limit, self.limit)
-        out: Tensor = (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
-        return out
+        return self.kernels.clamped_mul(both, self.alpha, self.limit)
 
 
 class GptOssMLP(nn.Module):

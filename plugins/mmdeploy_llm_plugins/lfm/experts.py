@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, KernelLayer, Linear, RouteRule, mixture_kernels
+from mmdeploy_llm.layers import Experts, KernelLayer, Linear, RouteRule
 
 MIN_SUM = 1e-6  # added to the sum that weights are divided by; not in the config
 
@@ -43,16 +43,7 @@ class LfmExperts(KernelLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the weighted sum of experts, [T, hidden] -> [T, hidden]."""
-        own, rule, bias = mixture_kernels(self.kernels, x), self.rule, self.expert_bias
-        if own is not None:
-            weights, experts = own.choose(self.gate(x), bias, rule, x.dtype)
-        else:
-            scores = self.gate(x).sigmoid()
-            chosen_by = scores if bias is None else scores + bias
-            experts = chosen_by.topk(rule.top_k, -1).indices
-            weights = scores.gather(-1, experts)
-            if rule.is_normed:
-                weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
-            weights = weights * rule.factor
+        own = self.gate(x), self.expert_bias, self.rule
+        weights, experts = self.kernels.choose(*own, x.dtype)
         out: Tensor = self.experts(x, weights, experts)
         return out

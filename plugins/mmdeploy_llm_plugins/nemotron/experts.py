@@ -16,7 +16,6 @@ from mmdeploy_llm.layers import (
     GroupRouter,
     KernelLayer,
     Linear,
-    added,
 )
 
 
@@ -65,4 +64,4 @@ class NemotronMoE(KernelLayer):
         """Computes all experts, [T, hidden] -> [T, hidden]."""
         weights, experts = self.gate(x)
         routed = self.experts(self.fc1_latent_proj(x), weights, experts)
-        return added(self.fc2_latent_proj(routed), self.shared_experts(x), self.kernels)
+        return self.kernels.add_rows(self.fc2_latent_proj(routed), self.shared_experts(x))

@@ -153,7 +153,7 @@ def test_pictures_of_a_corpus_are_made_of_the_bytes_that_the_item_holds(tmp_path
     data = {
         "multimodal_data": {"image": [b"a", {"image": b"b", "detail": "low"}], "video": "x.mp4"}
     }
-    three = tuple(Media(kind="image", name="(bytes)") for _ in range(3))
+    three = tuple(Media(kind=kind, name="(bytes)") for kind in ("image", "image", "video"))
     own = Item(line=1, id=1, prompt=data, params=PARAMS, media=three)
     assert bytes_of(own) == [b"a", b"b", None]
 

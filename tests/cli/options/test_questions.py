@@ -3,15 +3,15 @@
 import pytest
 from typer.testing import CliRunner
 
-from mmdeploy_llm.cli.options.question import QuestionOptions
+from mmdeploy_llm.cli.options.question import named_questions
 from mmdeploy_llm.cli.program import app
 
 
 def test_questions_by_name_may_be_in_files(tmp_path):
     (tmp_path / "q.txt").write_text("Is it safe?")
-    chosen = QuestionOptions(ask=["a=Describe {x}.", f"b=@{tmp_path}/q.txt", "c=@@home=x"])
+    chosen = named_questions(["a=Describe {x}.", f"b=@{tmp_path}/q.txt", "c=@@home=x"])
     found = {"a": "Describe {x}.", "b": "Is it safe?", "c": "@home=x"}
-    assert dict(chosen.to_settings()["asks"].questions) == found
+    assert chosen == found
 
 
 @pytest.mark.parametrize(

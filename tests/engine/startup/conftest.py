@@ -4,6 +4,7 @@ import pytest
 
 from mmdeploy_llm.engine.startup.cards import Card, CudaSetup
 from mmdeploy_llm.engine.startup.machine import Machine
+from mmdeploy_llm.kernels import TORCH
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def machine():
             cpus=tuple(range(num_cpus)),
             placement=placement,
             cuda=cuda,
-            kernels=None,
+            kernels=TORCH,
             **others,
         )
 

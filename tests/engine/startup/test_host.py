@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.engine.startup import host as module
+from mmdeploy_llm.kernels import TORCH
 
 
 class Collector:
@@ -33,7 +34,7 @@ def collector(monkeypatch):
 
 
 def new_host():
-    machine = SimpleNamespace(kernels=None, placement=None)
+    machine = SimpleNamespace(kernels=TORCH, placement=None)
     return module.Host(SimpleNamespace(num_threads=1, device="cpu"), machine)
 
 

@@ -9,8 +9,8 @@ from mmdeploy_llm.engine.startup import machine as module
 from mmdeploy_llm.engine.startup.cards import Card, CudaSetup
 from mmdeploy_llm.engine.startup.machine import read_machine
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.kernels import TORCH, cuda
 from mmdeploy_llm.kernels import cpu as native
-from mmdeploy_llm.kernels import cuda
 from mmdeploy_llm.values.options.config import EngineConfig
 
 PACKAGE = Path(module.__file__).parents[1]
@@ -67,7 +67,7 @@ def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch,
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)
-    assert read_machine(EngineConfig(model="m", device="cpu")).kernels is None
+    assert read_machine(EngineConfig(model="m", device="cpu")).kernels is TORCH
     assert "no C++ kernels, plain torch computes the same more slowly: no compiler" in caplog.text
     with pytest.raises(ConfigError, match=r"quantization = 'int8' needs the C\+\+ kernels"):
         read_machine(EngineConfig(model="m", device="cpu", quantization="int8"))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from mmdeploy_llm.forward import Alibi
 from mmdeploy_llm.hooks import VisibleKeys
-from mmdeploy_llm.layers.basic.mlp import ACTIVATIONS
+from mmdeploy_llm.kernels.plain import ACTIVATIONS
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_SIZE = 16

@@ -7,12 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmdeploy_llm.forward import Alibi
+from mmdeploy_llm.forward import Alibi, QKRotary
 from mmdeploy_llm.hooks import VisibleKeys
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.kernels.cpu import products
 from mmdeploy_llm.layers.attention import int4
-from mmdeploy_llm.layers.basic.norm import _rms_norm
-from mmdeploy_llm.layers.basic.rotary import HalfSplitRope, InterleavedRope
 from mmdeploy_llm.layers.basic.softcap import Softcap
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -48,11 +47,11 @@ def test_rms_norm(kernels, dtype, rows, size):
     x, residual = (values(rows, size, dtype=dtype, seed=seed) for seed in (1, 2))
     weight = values(size, dtype=dtype)
     found = kernels.rms_norm(x, weight, 1e-6)
-    torch.testing.assert_close(found, _rms_norm(x, weight, 1e-6), **tolerance(dtype))
+    torch.testing.assert_close(found, TORCH.rms_norm(x, weight, 1e-6), **tolerance(dtype))
     total = residual + x
     found = kernels.rms_norm(x, weight, 1e-6, residual)
     assert torch.equal(residual, total)
-    torch.testing.assert_close(found, _rms_norm(total, weight, 1e-6), **tolerance(dtype))
+    torch.testing.assert_close(found, TORCH.rms_norm(total, weight, 1e-6), **tolerance(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,7 +59,7 @@ def test_rms_norm_of_rows_of_a_wider_tensor(kernels, dtype):
     wide = values(7, 40, dtype=dtype)
     weight = values(24, dtype=dtype)
     found = kernels.rms_norm(wide[:, 8:32], weight, 1e-5)
-    expected = _rms_norm(wide[:, 8:32].clone(), weight, 1e-5)
+    expected = TORCH.rms_norm(wide[:, 8:32].clone(), weight, 1e-5)
     torch.testing.assert_close(found, expected, **tolerance(dtype))
 
 
@@ -99,15 +98,15 @@ def test_silu_of_the_largest_values(kernels):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rope", [HalfSplitRope, InterleavedRope])
+@pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (5, 64), (2, 80), (16, 128)])
-def test_rotate(kernels, dtype, rope, heads, head_dim):
+def test_rotate(kernels, dtype, is_interleaved, heads, head_dim):
     x = values(33, heads + 2, head_dim, dtype=dtype)
     angles = values(33, head_dim // 2, dtype=torch.float32)
-    cosines, sines = angles.cos(), angles.sin()
-    rotated = rope(cosines, sines).rotate(x[:, :heads].clone())
+    tables, option = (angles.cos(), angles.sin()), {"is_interleaved": is_interleaved}
+    rotated = TORCH.rotate(x[:, :heads].clone(), *tables, **option)
     kept = x[:, heads:].clone()
-    kernels.rotate(x[:, :heads], cosines, sines, is_interleaved=rope is InterleavedRope)
+    kernels.rotate(x[:, :heads], *tables, **option)
     torch.testing.assert_close(x[:, :heads], rotated, **tolerance(dtype) | {"atol": 1e-5})
     assert torch.equal(x[:, heads:], kept)
 
@@ -116,9 +115,9 @@ def test_rotate(kernels, dtype, rope, heads, head_dim):
 def test_rotate_some_channels(kernels, dtype):
     x = values(9, 3, 32, dtype=dtype)
     angles = values(9, 6, dtype=torch.float32)
-    expected = HalfSplitRope(angles.cos(), angles.sin()).rotate(x[..., :12].clone())
-    kept = x[..., 12:].clone()
-    kernels.rotate(x, angles.cos(), angles.sin(), is_interleaved=False)
+    tables, kept = (angles.cos(), angles.sin()), x[..., 12:].clone()
+    expected = TORCH.rotate(x.clone(), *tables, is_interleaved=False)[..., :12]
+    kernels.rotate(x, *tables, is_interleaved=False)
     torch.testing.assert_close(x[..., :12], expected, **tolerance(dtype) | {"atol": 1e-5})
     assert torch.equal(x[..., 12:], kept)
 
@@ -142,7 +141,16 @@ def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
     expected = torch.cat(normed, 1)
     kernels.rotate(expected, *tables, is_interleaved=False)
     rotated = x[:, : heads + kv_heads]
-    kernels.norm_and_rotate(rotated, *weights, heads, 1e-6, *tables, is_interleaved=False)
+    rotary = QKRotary(
+        cosines=tables[0],
+        sines=tables[1],
+        is_interleaved=False,
+        q_weight=weights[0],
+        k_weight=weights[1],
+        eps=1e-6,
+    )
+    found = kernels.norm_and_rotate(rotated, heads, rotary)
+    assert found.data_ptr() == rotated.data_ptr()
     assert torch.equal(rotated, expected)
     assert torch.equal(x[:, heads + kv_heads :], kept)
 
@@ -541,7 +549,7 @@ def test_every_level(kernels_of_level):
         test_silu_mul(kernels_of_level, dtype, 65, 100)
         test_gated_mul_has_the_bits_of_its_two_steps(kernels_of_level, dtype, "gelu_pytorch_tanh")
         test_scale_has_the_bits_of_torch(kernels_of_level, dtype, 0.22)
-        test_rotate(kernels_of_level, dtype, HalfSplitRope, 5, 64)
+        test_rotate(kernels_of_level, dtype, False, 5, 64)
         test_norm_and_rotate(kernels_of_level, dtype, 3, 2, 10)
         test_attention_over_one_piece(kernels_of_level, dtype, 72, 6, 2)
         test_int8_cache(kernels_of_level, dtype, 16)

@@ -240,7 +240,7 @@ def test_changes_of_adapters_have_the_bits_of_the_loop(kernels, monkeypatch):
         for expert in range(0, EXPERTS, 2):
             own = MatrixAdapters(step, slots={0, 1})
             k = SIZE if name == "gate_up_proj" else INNER
-            own.table = kernels.adapters.low_rank_table(3, starts, k, dtype)
+            own.table = kernels.low_rank_table(3, starts, k, dtype)
             for slot in own.slots:
                 rank, num_parts = 2 + slot, len(starts) - 1
                 a = values(num_parts * rank, k, dtype=dtype, seed=slot + expert)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
 from mmdeploy_llm.layers.basic.norm import LateRMSNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.states.short_conv import GatedShortConv, ShortConv
@@ -61,7 +62,7 @@ def test_short_conv(kernels, dtype, taps, has_silu, has_bias):
     conv = filled(ShortConv(300, taps, has_silu=has_silu, has_bias=has_bias), dtype)
     x = values(sum(COUNTS), 310, dtype=dtype)[:, 5:305]
     found = []
-    for own in (None, kernels):
+    for own in (TORCH, kernels):
         conv.kernels = own
         state = values(12, 300, taps - 1, dtype=dtype)
         found.append((conv(x, state, context(COUNTS, (state,))), state))
@@ -74,7 +75,7 @@ def test_short_conv(kernels, dtype, taps, has_silu, has_bias):
 def test_gated_short_conv(kernels, dtype):
     layer = filled(GatedShortConv(48, 3, 0, has_bias=True), dtype)
     x, found = values(sum(COUNTS), 48, dtype=dtype), []
-    for own in (None, kernels):
+    for own in (TORCH, kernels):
         for module in layer.modules():
             module.kernels = own
         found.append(layer(x, context(COUNTS, (values(12, 48, 2, dtype=dtype),))))
@@ -103,7 +104,7 @@ def test_gated_delta(kernels, dtype, key_dim, value_dim):
     layer, new_states = a_layer(dtype, key_dim=key_dim, value_dim=value_dim)
     x = values(sum(COUNTS), 32, dtype=dtype)
     found = []
-    for own in (None, kernels):
+    for own in (TORCH, kernels):
         for module in layer.modules():
             module.kernels = own
         tensors = new_states()
@@ -229,7 +230,7 @@ def test_mamba2(kernels, dtype, head_dim, state_size, groups, counts):
     )
     x = values(sum(counts), 32, dtype=dtype)
     found = []
-    for own in (None, kernels):
+    for own in (TORCH, kernels):
         for module in layer.modules():
             module.kernels = own
         tensors = new_states()
@@ -345,7 +346,7 @@ def test_centred_norm_of_heads(kernels, dtype, size):
     x = values(7, 6, size, dtype=dtype)
     heads, kept = x[:, ::2], x[:, 1::2].clone()
     rows = heads.reshape(-1, size)
-    expected, exact = norm(rows), kernels.centred_norm(rows, norm.weight, norm.eps)
+    expected, exact = norm(rows), kernels.rms_norm(rows, norm.weight, norm.eps, None, 1.0)
     kernels.norm_heads(heads, norm.weight, norm.eps, norm.centre)
     found = heads.reshape(-1, size)
     torch.testing.assert_close(found, expected, **limits(dtype))
@@ -378,11 +379,7 @@ def test_norm_that_is_added(kernels, dtype, has_factor, size, kind):
     factor = torch.tensor([0.37], dtype=dtype) if has_factor else None
     x, stream = values(9, 2 * size, dtype=dtype)[:, :size], values(9, size, dtype=dtype, seed=3)
     expected = norm.add_to(stream.clone(), x, factor)
-    own = norm.weight, norm.eps
-    normed = (
-        kernels.rms_norm(x, *own) if kind is RMSNorm else kernels.centred_norm(x, *own, None, 0)
-    )
-    exact = stream + normed
+    exact = stream + kernels.rms_norm(x, norm.weight, norm.eps, None, norm.centre)
     exact = exact if factor is None else exact * factor
     norm.kernels = kernels
     found = norm.add_to(stream, x, factor)

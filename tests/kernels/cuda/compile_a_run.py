@@ -13,6 +13,7 @@ import torch
 
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.hooks import BatchLayout, KVCache, StepLengths
+from mmdeploy_llm.kernels import RouteRule
 from mmdeploy_llm.kernels.cuda import choose
 from mmdeploy_llm.kernels.cuda.cuda_kernels import CudaKernels
 from mmdeploy_llm.kernels.cuda.paged import Gpu
@@ -66,7 +67,9 @@ class Engine:
         kernels.rms_norm(x, self._norm, 1e-6, x.clone())
         self._attend(layout, num_tokens)
         kernels.silu_mul(*torch.zeros(num_tokens, 2 * 128, dtype=DTYPE).chunk(2, -1))
-        weights, experts = kernels.route(x[:, :8].contiguous(), None, 2, DTYPE, None)
+        weights, experts = kernels.choose(
+            x[:, :8].contiguous(), None, RouteRule(top_k=2, is_normed=False), DTYPE
+        )
         kernels.run_experts(x, weights, experts, *self._experts)
         self._choose(len(layout.query_lens), room, has_counts)
 

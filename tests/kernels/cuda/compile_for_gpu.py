@@ -18,6 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
+from mmdeploy_llm.forward import QKRotary
+from mmdeploy_llm.kernels import RouteRule
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.kernels.cuda import choose, experts, int8, low_rank
 from mmdeploy_llm.kernels.cuda.cuda_kernels import CudaKernels
@@ -68,9 +70,15 @@ def launch_all(dtype):
         angles = torch.zeros(2, 3, num_pairs)
         for is_interleaved in (False, True):
             kernels.rotate(heads[:, :32], *angles, is_interleaved=is_interleaved)
-            kernels.norm_and_rotate(
-                heads[:, :32], norm, norm, 28, 1e-6, *angles, is_interleaved=is_interleaved
+            rotary = QKRotary(
+                cosines=angles[0],
+                sines=angles[1],
+                is_interleaved=is_interleaved,
+                q_weight=norm,
+                k_weight=norm,
+                eps=1e-6,
             )
+            kernels.norm_and_rotate(heads[:, :32], 28, rotary)
     for head_dim in (80, 128):
         k, cache = heads[:, :4, :head_dim], encode(torch.zeros(9, 16, 4, head_dim))
         slots = torch.zeros(3, dtype=torch.int64)
@@ -92,8 +100,9 @@ def launch_adapters(dtype):
 
 
 def launch_experts(kernels, dtype):
-    for bias, norm_min in ((None, None), (torch.zeros(64), 1e-12)):
-        kernels.route(torch.zeros(3, 64, dtype=dtype), bias, 6, dtype, norm_min)
+    for bias, is_normed in ((None, False), (torch.zeros(64), True)):
+        rule = RouteRule(top_k=6, is_normed=is_normed, norm_min=1e-12)
+        kernels.choose(torch.zeros(3, 64, dtype=dtype), bias, rule, dtype)
     gate_up, down = torch.zeros(4, 2 * 64, 256, dtype=dtype), torch.zeros(4, 256, 64, dtype=dtype)
     for tile in experts.TILES:
         num_tokens = 2 * tile.rows

@@ -7,6 +7,7 @@ import torch
 
 from mmdeploy_llm.engine.runner.sampling import Sampler, SlotRequest, make_sampler
 from mmdeploy_llm.engine.runner.sampling.results import NOT_FINITE, NOTHING_ALLOWED
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.values.params import SamplingParams
 
 RESOLVED = {
@@ -223,7 +224,7 @@ def test_make_sampler(triton_device, kernels, has_kernels):
         device=triton_device,
         grammars=None,
         processors=None,
-        kernels=kernels if has_kernels else None,
+        kernels=kernels if has_kernels else TORCH,
     )
     assert type(sampler) is (CudaSampler if has_kernels else Sampler)
     sampler.add(1, make_request())

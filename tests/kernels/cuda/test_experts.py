@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmdeploy_llm.kernels import RouteRule
 from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig, SparseMLP
@@ -127,7 +128,10 @@ def test_route(kernels, triton_device, has_bias, norm_min, num_experts, top_k):
     logits = torch.randn(9, num_experts, device=triton_device) * 2
     logits[0] = 1.0  # all equal
     bias = torch.linspace(0.4, 0, num_experts, device=triton_device) if has_bias else None
-    weights, ids = kernels.route(logits, bias, top_k, torch.float32, norm_min)
+    is_normed = norm_min is not None
+    rule = RouteRule(top_k=top_k, is_normed=is_normed, norm_min=norm_min or 0.0)
+    weights, ids = kernels.choose(logits, bias, rule, torch.float32)
+    assert ids.dtype is torch.int32  # the kernel's
     scores = logits.softmax(-1)
     ranked = scores if bias is None else scores + bias
     expected = ranked.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]

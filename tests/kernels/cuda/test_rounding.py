@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm.kernels import cpu as native
-from mmdeploy_llm.kernels.coded import CodedWeight, rounded, units_of
+from mmdeploy_llm.kernels.coded import CodedWeight, units_of
 from mmdeploy_llm.layers import GatedMLP
 from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.install import install_kernels
@@ -41,7 +41,7 @@ def values(*shape):
 def test_codes_are_those_of_the_cpu(rounding, rounder, triton_device, quantization, dtype, n, k):
     """Few rows times the same codes; many rows, for which they are dequantised."""
     weight = values(n, k).to(dtype)
-    expected = rounded(rounder, weight, FORMATS[quantization]).with_offsets()
+    expected = rounder.rounded(weight, FORMATS[quantization]).with_offsets()
     packed = rounding.pack(weight.to(triton_device), quantization)
     codes = packed._codes
     assert torch.equal(codes.data.cpu(), expected.units.view(torch.uint8))

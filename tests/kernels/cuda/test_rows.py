@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.kernels.plain import _rms_norm
 from mmdeploy_llm.layers import RMSNorm, Rotary, RotaryConfig
-from mmdeploy_llm.layers.basic.norm import _rms_norm
 from mmdeploy_llm.layers.install import install_kernels
 
 SHAPES = [

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from mmdeploy_llm.layers.adapters import Change, Group, add_low_rank, table_of
+from mmdeploy_llm.kernels import TORCH
+from mmdeploy_llm.layers.adapters import Change, Group, add_low_rank
 
 
 def change(num_parts=2, n=24, k=40, rank=4, **extra):
@@ -48,7 +49,7 @@ def test_a_factor_and_a_shift_come_last():
 def test_a_table_holds_the_changes_of_a_matrix():
     torch.manual_seed(0)
     x, out, own = torch.randn(6, 40), torch.randn(6, 24), change()
-    table = table_of(None, 8, own.starts, 40, torch.float32)
+    table = TORCH.low_rank_table(8, own.starts, 40, torch.float32)
     table.put(5, own)
     changed, expected = out.clone(), out.clone()
     table.add(changed, x, torch.tensor([-1, 5, 5, 3, 5, -1], dtype=torch.int32))

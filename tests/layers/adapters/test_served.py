@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.low_rank import Change
 from mmdeploy_llm.layers import Embedding, Experts, Linear
 from mmdeploy_llm.layers.adapters import Adapter, PlainTable, TokenRows
@@ -49,9 +50,7 @@ def test_what_failed_halfway_is_taken_away(monkeypatch):
     errors = []
     with monkeypatch.context() as inner:
         tables = iter([PlainTable(), Full()])
-        inner.setattr(
-            "mmdeploy_llm.layers.adapters.attached.served.table_of", lambda *_: next(tables)
-        )
+        inner.setattr(Kernels, "low_rank_table", lambda *_: next(tables))
         served.load([ref("bad")], errors.append)
     assert [str(error) for error in errors] == ["out of memory"]
     attached = Attached(matrices={Place("two"): placed()}, lookups={})

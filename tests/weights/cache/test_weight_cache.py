@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.kernels.cpu import load
 from mmdeploy_llm.layers import Embedding, Experts, Linear
 from mmdeploy_llm.system.portable.files import make_fifo
@@ -223,7 +224,7 @@ def test_a_step_has_the_pages_read_of_its_experts_alone(cache, kernels, kept, mo
         (first, size), (second, _) = mixture._pages.tolist()
         assert first % mmap.PAGESIZE == second % mmap.PAGESIZE == 0
         assert first < first + size <= second < first + size + mmap.PAGESIZE
-    experts.kernels = None
+    experts.kernels = TORCH
     assert torch.equal(found, model(ids))
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from mmdeploy_llm.errors import ConfigError
 
-TABLES = ("html", "markdown")
-RUNNING = ("mark", "keep")
+CHOICES = {"tables": ("html", "markdown"), "running": ("mark", "keep")}
 
 
-def check_tables(tables: str | None, running: str, *, is_written: bool) -> None:
-    """Raises ConfigError for unknown choices, and for one without an effect. is_written: whether
-    Markdown is."""
-    for name, value, known in (("tables", tables, TABLES), ("running", running, RUNNING)):
+def check_tables(given: Mapping[str, Any], *, is_written: bool) -> None:
+    """Raises ConfigError for unknown choices among what is given, and for one without an effect.
+    is_written: whether Markdown is."""
+    for name, known in CHOICES.items():
+        value = given.get(name)
         if value is not None and value not in known:
             raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value[:40]!r}")
-    if running != RUNNING[0] and not is_written:
+    if given.get("running") is not None and not is_written:
         raise ConfigError("running needs markdown, a folder for it")

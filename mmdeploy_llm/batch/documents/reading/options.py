@@ -1,16 +1,17 @@
-"""The options of `LLM.read`, which its signature shows."""
+"""The options of `LLM.read`, which its signature shows, and of the command `read`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from mmdeploy_llm.data.files.arguments import FindingArguments
+from mmdeploy_llm.batch.arguments import RunArguments
+from mmdeploy_llm.data.files.arguments import PAGES, DrawingArguments, FindingArguments
+from mmdeploy_llm.values.options.flags import Flag
 
 
-class ReadArguments(FindingArguments, total=False):
-    """Arguments of `LLM.read` beside those of files, see FindingArguments, and those of
-    OutputOptions that are named in OF_OUTPUT.
+class WishArguments(DrawingArguments, total=False):
+    """Arguments of `LLM.read` alone.
 
     preset: how the model is asked; None: the one for the model. task: one of the preset's prompts.
     prompt: asks something else, with {text_layer}, {page}, {pages}, {width}, {height}.
@@ -19,25 +20,50 @@ class ReadArguments(FindingArguments, total=False):
     sampling: values of SamplingParams that are not the preset's.
     """
 
-    preset: str | None
-    task: str | None
-    prompt: str | None
-    pages: str | None
-    dpi: float | None
-    password: str | None
-    tables: str | None
-    running: str
+    preset: Annotated[
+        str | None,
+        Flag(
+            "How the model is asked: a preset that `mmdeploy-llm plugins` lists.  [default: the "
+            "one for the model]",
+            metavar="NAME",
+        ),
+    ]
+    task: Annotated[
+        str | None,
+        Flag(
+            "What is asked for: page, or another task of the preset, such as table.",
+            metavar="NAME",
+        ),
+    ]
+    prompt: Annotated[
+        str | None,
+        Flag(
+            "The question about each page instead of the preset's, or @FILE. It may have "
+            "{text_layer}, what the document itself says, {page}, {pages}, {width} and {height}.",
+            metavar="TEXT",
+            names=("--prompt", "-p"),
+        ),
+    ]
+    pages: Annotated[str | None, Flag(PAGES, metavar="RANGES")]
+    tables: Annotated[
+        str | None,
+        Flag(
+            "Write all tables alike.  [default: as the model writes them]",
+            metavar="html|markdown",
+        ),
+    ]
+    running: Annotated[
+        str,
+        Flag(
+            "Headers and footers that many pages of a document have: made comments after the first "
+            "one, or kept. Pages alone and records keep them.",
+            metavar="mark|keep",
+            is_rare=True,
+            default="mark",
+        ),
+    ]
     sampling: Mapping[str, Any]
-    shard: str | None
-    limit: int | None
-    random: bool
-    random_seed: int
-    only: Collection[str] | None
-    order: str
-    recursive: bool
-    max_failures: int | None
-    format: str | None
-    part_items: int | None
-    journal: str | None
-    engine_restarts: int
-    log_json: str | None
+
+
+class ReadArguments(WishArguments, FindingArguments, RunArguments, total=False):
+    """Arguments of `LLM.read`; see WishArguments, FindingArguments and RunArguments."""

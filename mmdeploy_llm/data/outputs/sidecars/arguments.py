@@ -1,9 +1,11 @@
-"""SidecarArguments: options of calls about sidecars, which signatures show."""
+"""SidecarArguments: options of calls about sidecars, which signatures show, and of commands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Annotated, TypedDict
+
+from mmdeploy_llm.values.options.flags import Flag
 
 
 class SidecarArguments(TypedDict, total=False):
@@ -18,9 +20,43 @@ class SidecarArguments(TypedDict, total=False):
     trigger: words that every text begins with.
     """
 
-    sidecar: str | None
-    on_existing: str
-    sidecar_template: str | None
-    sidecar_prefix: str
-    sidecar_suffix: str
-    trigger: Sequence[str]
+    sidecar: Annotated[
+        str | None,
+        Flag(
+            "Write each answer beside its picture: .txt makes a.txt for a.jpg. Failed and empty "
+            "answers write none; what is not written is told.",
+            metavar="SUFFIX",
+        ),
+    ]
+    on_existing: Annotated[
+        str,
+        Flag(
+            "A text that is there: skip, overwrite or append.  [default: skip]",
+            metavar="MODE",
+            is_rare=True,
+        ),
+    ]
+    trigger: Annotated[
+        Sequence[str],
+        Flag(
+            "Words that each text beside a picture begins with; may be repeated.",
+            metavar="WORDS",
+            is_rare=True,
+            type=list[str],
+        ),
+    ]
+    sidecar_template: Annotated[
+        str | None,
+        Flag(
+            "The text, with {text}, answers and --columns by name, {trigger}, {file}, {stem} and "
+            "{folder}.  [default: {text}]",
+            metavar="TEMPLATE",
+            is_rare=True,
+        ),
+    ]
+    sidecar_prefix: Annotated[
+        str, Flag("What stands before the text.", metavar="TEXT", is_rare=True)
+    ]
+    sidecar_suffix: Annotated[
+        str, Flag("What stands after the text.", metavar="TEXT", is_rare=True)
+    ]

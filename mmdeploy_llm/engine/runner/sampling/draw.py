@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.kernels import DrawKernels, DrawRules
+from mmdeploy_llm.kernels import TORCH, DrawRules, Kernels
 
 from .draw_params import DrawParams, take_rows
 from .largest import largest
@@ -40,13 +40,10 @@ CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporar
 WIDTH = 64
 
 
-def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None) -> Tensor:
+def draw(logits: Tensor, params: DrawParams, kernels: Kernels = TORCH) -> Tensor:
     """Draws a token id for each row of logits [R, V], of any float dtype; [R] int64. Rows with NaN
-    get an arbitrary id.
-
-    kernels: CPU kernels, where they support the dtype.
-    """
-    if kernels is not None and kernels.takes(logits):
+    get an arbitrary id."""
+    if kernels.can_draw(logits):
         return kernels.draw(logits, _rules(params))
     num_rows, vocab_size = logits.shape
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels import DrawKernels
+from mmdeploy_llm.kernels import TORCH, Kernels
 
 WIDTH = 128  # columns of a block: maxima then run at memory speed in float32 and bfloat16
 MAX_SIZE_BY_BLOCKS = 128  # for more values, topk over whole rows is as fast
 
 
-def first_argmax(logits: Tensor, kernels: DrawKernels | None = None) -> tuple[Tensor, Tensor]:
+def first_argmax(logits: Tensor, kernels: Kernels = TORCH) -> tuple[Tensor, Tensor]:
     """Returns the lowest index of the largest value of each row of [R, V], [R] int64, and that
     value, [R].
 
@@ -23,7 +23,7 @@ def first_argmax(logits: Tensor, kernels: DrawKernels | None = None) -> tuple[Te
     argmax runs over block maxima and then over one block only: 5 to 10 times faster. Kernels read
     each row once.
     """
-    if kernels is not None and kernels.takes(logits):
+    if kernels.can_draw(logits):
         return kernels.first_largest(logits)
     vocab_size = logits.shape[1]
     if vocab_size < 2 * WIDTH:

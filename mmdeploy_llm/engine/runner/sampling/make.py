@@ -18,10 +18,10 @@ def make_sampler(
     device: torch.device,
     grammars: GrammarBackend | None,
     processors: LogitsProcessors | None,
-    kernels: Kernels | None,
+    kernels: Kernels,
 ) -> Sampler:
     """Builds a CudaSampler for kernels that sample on the device, else a Sampler."""
-    if kernels is not None and kernels.samples_on_device:
+    if kernels.samples_on_device:
         from .cuda_sampler import CudaSampler
 
         return CudaSampler(
@@ -37,5 +37,5 @@ def make_sampler(
         device=device,
         grammars=grammars,
         processors=processors,
-        kernels=None if kernels is None else kernels.draws,
+        kernels=kernels,
     )

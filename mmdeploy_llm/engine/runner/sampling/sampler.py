@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.kernels import DrawKernels
+from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.values.outputs.request_output import TokenLogprobs
 
@@ -56,9 +56,9 @@ class Sampler:
         device: torch.device,
         grammars: GrammarBackend | None = None,
         processors: LogitsProcessors | None = None,
-        kernels: DrawKernels | None = None,
+        kernels: Kernels = TORCH,
     ) -> None:
-        """kernels: CPU kernels; without them the same tokens take longer."""
+        """kernels: without compiled ones the same tokens take longer."""
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._work = torch.empty(0, vocab_size, device=device)

@@ -16,7 +16,7 @@ from typing import Any
 
 from mmdeploy_llm.hooks import Checkpoint, ModelSpec, PluginManager
 from mmdeploy_llm.kernels.cpu import BuildError
-from mmdeploy_llm.values.options.loading import LoadOptions
+from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.weights.cache import MIN_BYTES, NotKeptError, cache_folder, folder, source_key
 from mmdeploy_llm.weights.folder import read_checkpoint
 
@@ -49,7 +49,7 @@ class ParseCache:
     """Reads a model's config and tokenizer, with transformers only once for the same files. Used by
     the thread that starts an engine."""
 
-    def __init__(self, options: LoadOptions, plugins: PluginManager) -> None:
+    def __init__(self, options: EngineConfig, plugins: PluginManager) -> None:
         """plugins: those of the engine. Nothing is kept where others than those of this package
         are among them: they get transformers' own objects; nor where the program has imported
         transformers, and may have registered classes there."""

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
-from mmdeploy_llm.layers.adapters import Group, add_low_rank, read_adapter, table_of
+from mmdeploy_llm.layers.adapters import Group, add_low_rank, read_adapter
 from mmdeploy_llm.layers.basic.adapted import (
     NO_SLOT,
     ActiveAdapters,
@@ -55,10 +55,10 @@ class ServedAdapters:
         blueprint: Callable[[], Blueprint] | None = None,
         *,
         num_slots: int = 1,
-        kernels: Kernels | None = None,
+        kernels: Kernels = TORCH,
     ) -> None:
         """blueprint: of the model, made when the first adapter is read; None: none is read.
-        num_slots: adapters in memory. kernels: for their products; None: plain torch."""
+        num_slots: adapters in memory. kernels: for their products."""
         self.step = ActiveAdapters(device)
         self._model, self._new_blueprint, self._device = model, blueprint, device
         self._num_slots, self._kernels = num_slots, kernels
@@ -171,7 +171,7 @@ class ServedAdapters:
         assert placed.change is not None
         dtype = placed.change.a.dtype
         columns = placed.num_columns
-        return table_of(self._kernels, self._num_slots, placed.starts, columns, dtype)
+        return self._kernels.low_rank_table(self._num_slots, placed.starts, columns, dtype)
 
     def _adapters_of(self, place: Place) -> MatrixAdapters:
         module: Any = self._model.get_submodule(place.module)

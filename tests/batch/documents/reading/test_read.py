@@ -140,6 +140,7 @@ def test_shards_have_whole_documents(folder):
         (("docs", "--task", "table"), "the preset general has no task 'table'"),
         (("docs", "--tables", "latex"), "--tables must be one of html, markdown"),
         (("docs", "--running", "keep"), "--markdown"),
+        (("docs", "--running", "mark"), "--markdown"),
         (("docs", "--kinds", "video"), "not read page by page"),
         (("docs", "--markdown", "docs"), "has files"),
         (("gone.pdf",), "does not exist"),
@@ -194,6 +195,7 @@ def test_python_reads_as_the_command_does(folder, caplog):
             ({"ask": {"a": "b"}}, "read has no argument 'ask'"),
             ({"tables": "latex"}, "tables must be one of html, markdown"),
             ({"running": "keep"}, "running needs markdown"),
+            ({"running": "mark"}, "running needs markdown"),
         ):
             with pytest.raises(ConfigError, match=message):
                 llm.read("docs", "x.jsonl", **wrong)

@@ -1,0 +1,139 @@
+"""Operations in plain torch: what Kernels computes where no compiled kernel does.
+
+Rows of a step are computed in chunks, so that temporaries on the CPU stay small: malloc maps a
+temporary of a few megabytes anew at every use, and touching its pages costs several times the
+arithmetic; small ones are reused and stay in the CPU cache.
+
+Shapes: T tokens, N heads, D head size, R rotary channels of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# transformers' names
+ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2"]
+MAX_VALUES = 2**18  # in a float32 temporary
+TILE = 64  # products are fastest on whole tiles of rows
+
+
+def row_chunks(x: Tensor, row_size: int, max_values: int) -> list[slice]:
+    """Splits the rows of `x` [T, ...] into slices of at most max_values // row_size rows, but at
+    least one tile; one slice when `x` is not on the CPU."""
+    num_rows = x.shape[0]
+    step = max(TILE, max_values // row_size // TILE * TILE)
+    if num_rows <= step or not x.is_cpu:
+        return [slice(0, num_rows)]
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Computes x * sigmoid(1.702 x)."""
+    return (x * 1.702).sigmoid_().mul_(x)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """Computes relu(x) ** 2."""
+    return F.relu(x).square_()
+
+
+ACTIVATIONS: Mapping[ActivationName, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "gelu": F.gelu,
+        "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+        "quick_gelu": quick_gelu,
+        "relu": F.relu,
+        "relu2": relu2,
+        "silu": F.silu,
+    }
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, centre: float | None) -> Tensor:
+    """Computes Kernels.rms_norm without a residual. CUDA uses torch's fused kernel where it rounds
+    alike, or once less in bf16: it applies the weight before the cast."""
+    if x.is_cuda and not centre:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    if centre is not None:
+        return (_normed(x.float(), eps) * (centre + weight.float())).to(x.dtype)
+    chunks = row_chunks(x, math.prod(x.shape[1:]), MAX_VALUES)
+    if len(chunks) == 1:
+        return _rms_norm(x, weight, eps)
+    out = torch.empty_like(x)
+    for rows in chunks:
+        out[rows] = _rms_norm(x[rows], weight, eps)
+    return out
+
+
+def _normed(wide: Tensor, eps: float) -> Tensor:
+    """Norms float32 rows without a weight."""
+    return wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Rounds before the weight multiplies, without writing to `x`."""
+    wide = x.float()
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    normed = wide * scale if wide is x else wide.mul_(scale).to(x.dtype)
+    return normed.mul_(weight)
+
+
+def normed_heads(x: Tensor, eps: float) -> Tensor:
+    """Computes Kernels.normed_heads."""
+    return _normed(x.float(), eps).to(x.dtype)
+
+
+def angles(
+    positions: Tensor,
+    frequencies: Tensor,
+    axes: Tensor | None,
+    scale: float,
+    is_long: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Computes Kernels.angles."""
+    own = frequencies[0 if is_long is None else is_long.long()]
+    if axes is None:
+        per_pair = positions[:, None].float()
+    else:
+        per_pair = positions[axes].T.float().contiguous()
+    products = per_pair * own  # [T, R / 2]
+    cos, sin = products.cos(), products.sin()
+    return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> Tensor:
+    """Returns x [T, N, D] with the first R channels of every head rotated, chunk by chunk in
+    float32."""
+    size = 2 * cosines.shape[-1]
+    heads = x[..., :size]
+    chunks = row_chunks(heads, heads.shape[1] * size, MAX_VALUES)
+    function = _rotate_interleaved if is_interleaved else _rotate_halves
+    if len(chunks) == 1:
+        out = function(heads.float(), cosines, sines).to(x.dtype)
+    else:
+        out = torch.empty(heads.shape, dtype=x.dtype, device=x.device)
+        for rows in chunks:
+            out[rows] = function(heads[rows].float(), cosines[rows], sines[rows])
+    return out if size == x.shape[-1] else torch.cat([out, x[..., size:]], -1)
+
+
+def _rotate_halves(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates the pairs (c, c + R / 2)."""
+    rolled = torch.roll(x, x.shape[-1] // 2, -1)
+    cos = torch.cat([cosines, cosines], -1)[:, None]
+    return rolled.mul_(torch.cat([-sines, sines], -1)[:, None]).addcmul_(x, cos)
+
+
+def _rotate_interleaved(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates the pairs (2 c, 2 c + 1), as products of complex numbers."""
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    unit = torch.complex(cosines, sines)[:, None]
+    return torch.view_as_real(pairs.mul_(unit)).flatten(-2)
