@@ -26,7 +26,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=128, skip_special_tokens=False
 
 
 class AnsweringModel(Protocol):
-    """What calibration needs of a loaded model; LLM has it."""
+    """A loaded model, as far as calibration needs it; LLM is one."""
 
     @property
     def model(self) -> Any: ...

@@ -71,7 +71,7 @@ class FindingOptions:
 
     @property
     def how_animated(self) -> str:
-        """What images of several frames are."""
+        """Says what images of several frames are."""
         return "image" if self.animated is None else self.animated
 
     def wanted(self) -> Wanted:

@@ -145,7 +145,7 @@ class ModelOptions(FrozenParams, defer_build=True):
 
 
 class DeviceOptions(FrozenParams, defer_build=True):
-    """What computes."""
+    """Names what computes."""
 
     title: ClassVar[str] = "Device and threads"
 

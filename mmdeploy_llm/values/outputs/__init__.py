@@ -1,1 +1,1 @@
-"""What an engine returns: outputs of requests, vectors and scores, measurements."""
+"""Outputs of an engine: results of requests, vectors and scores, measurements."""
