@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.media.boxes.reading import Box, Size
-
 if TYPE_CHECKING:
+    from mmdeploy_llm.media.boxes.reading import Box, Size
+
     from .record import Record
 
 MAX_PIXELS = 10**9  # of a side
@@ -32,6 +32,8 @@ def boxes_of(record: Record) -> PictureBoxes | None:
     """Returns the boxes of a record; None when it is of a run that read none."""
     if not record.picture_size:
         return None
+    from mmdeploy_llm.media.boxes.reading import Box  # which imports hooks: --help does not
+
     width, height = record.picture_size
     found = [
         Box(label=own["label"], **dict(zip(CORNERS, own["box"], strict=True)))
