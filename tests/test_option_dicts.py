@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import pytest
+
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import (
     ALIASES,
@@ -23,13 +25,15 @@ from mmdeploy_llm.values.params import (
 from mmdeploy_llm.values.params.frozen import Accepts, FrozenParams
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "mmdeploy_llm/values/params/option_dicts.py"
-DICTS = {
-    "EarlyStopOptions": EarlyStopParams,
-    "EngineOptions": EngineConfig,
-    "GuidedDecodingOptions": GuidedDecodingParams,
-    "NoRepeatNGramOptions": NoRepeatNGramParams,
-    "SamplingOptions": SamplingParams,
+FOLDER = ROOT / "mmdeploy_llm/values/params"
+DICTS: dict[str, dict[str, type[FrozenParams]]] = {  # by file
+    "inner_dicts.py": {
+        "EarlyStopOptions": EarlyStopParams,
+        "GuidedDecodingOptions": GuidedDecodingParams,
+        "NoRepeatNGramOptions": NoRepeatNGramParams,
+    },
+    # The classes above take those options, and are values of these.
+    "option_dicts.py": {"EngineOptions": EngineConfig, "SamplingOptions": SamplingParams},
 }
 HEAD = """\
 \"\"\"Names and types of options, for editors and type checkers. Written from the fields of the
@@ -47,7 +51,9 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from . import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
+    from .early_stop import EarlyStopParams
+    from .guided import GuidedDecodingParams
+    from .no_repeat import NoRepeatNGramParams
 """
 
 
@@ -94,9 +100,9 @@ def body(name: str, model: type[FrozenParams]) -> str:
     return "\n".join([head, *lines])
 
 
-def written() -> str:
-    """Returns the text of the file, in ruff's format."""
-    bodies = "\n\n".join(body(name, model) for name, model in DICTS.items())
+def written(dicts: Mapping[str, type[FrozenParams]]) -> str:
+    """Returns the text of a file, in ruff's format."""
+    bodies = "\n\n".join(body(name, model) for name, model in dicts.items())
     return formatted(HEAD + "\n\n" + bodies + "\n")
 
 
@@ -110,8 +116,10 @@ def formatted(text: str) -> str:
     return text
 
 
-def test_the_file_has_the_fields_of_the_classes():
-    assert FILE.read_text() == written(), f"run python tests/{Path(__file__).name}"
+@pytest.mark.parametrize("name", DICTS)
+def test_the_file_has_the_fields_of_the_classes(name):
+    is_written = (FOLDER / name).read_text() == written(DICTS[name])
+    assert is_written, f"run python tests/{Path(__file__).name}"
 
 
 def test_an_option_without_a_type_would_be_seen():
@@ -123,4 +131,5 @@ def test_an_option_without_a_type_would_be_seen():
 
 
 if __name__ == "__main__":
-    FILE.write_text(written())
+    for name, dicts in DICTS.items():
+        (FOLDER / name).write_text(written(dicts))

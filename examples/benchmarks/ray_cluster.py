@@ -19,7 +19,8 @@ import ray
 from models_here import check_model
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.client.ray import ClusterLLM, caption_dataset
 from mmdeploy_llm.testing.tiny import write_tiny
 

@@ -43,7 +43,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mmdeploy_llm.client.aio.handle import Handle, News
 from mmdeploy_llm.engine.delivery.detokenizer import Vocabulary
 from mmdeploy_llm.engine.delivery.pipeline import ParserSources, TextPipeline
-from mmdeploy_llm.engine.desk.ticket import Ask, Ticket
+from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.engine.desk.ticket import Ticket
 from mmdeploy_llm.engine.intake.placeholders import Placeholders
 from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, load_tokenizer
 from mmdeploy_llm.engine.runner.sampling.draw import draw

@@ -16,10 +16,10 @@ from mmdeploy_llm.errors import ConfigError
 from .run import RunCounts, Tally
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.engine.desk.outcome import Answer
-    from mmdeploy_llm.engine.desk.ticket import Ask
 
-    from .job import BatchSettings
+    from .settings import BatchSettings
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from .file_source import FileSource
 from .overlap import check_lists
 
 if TYPE_CHECKING:
-    from .job import BatchJob, BatchSettings
+    from .settings import BatchJob, BatchSettings
 
 
 def sidecars_of(job: BatchJob) -> RunSidecars:

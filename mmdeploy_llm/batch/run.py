@@ -29,8 +29,8 @@ from mmdeploy_llm.data.records.making import bad_record
 from mmdeploy_llm.data.records.outcome import counted
 from mmdeploy_llm.data.records.record import Record, key_of
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.system.processes import interrupted_later
 from mmdeploy_llm.values.text.display import duration
 from mmdeploy_llm.values.text.progress_bars import UseTqdm, open_bar, show_words

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.data.outputs.scan import RecordIndex
     from mmdeploy_llm.data.records.record import Record
 
-    from .job import BatchJob
+    from .settings import BatchJob
 
 logger = logging.getLogger(__name__)
 

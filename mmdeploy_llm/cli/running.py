@@ -16,8 +16,8 @@ from .engines import open_answerer, open_llm, previews_of
 from .exits import SOME_FAILED, SOME_LACKING, STOPPED
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.report.whole import RunReport
+    from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.cli.options.shared import EstimateDesk, RunDesk

@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.feed import Feed
 from mmdeploy_llm.engine.desk.outcome import Answer, refused
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.messages import Conversation, Prompt, Prompts
 from mmdeploy_llm.values.adapter_ref import AnyAdapter

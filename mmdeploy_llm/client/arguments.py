@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.intake.encodings import encoded_rows, is_encoding, listed
 from mmdeploy_llm.engine.intake.prompts import PROMPT_KEYS
 from mmdeploy_llm.values.params import SamplingParams

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.desk import DeskStats
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.engine.intake.defaults import usual_params
 from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.errors import EngineError, RequestError

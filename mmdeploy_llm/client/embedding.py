@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.pooling.abilities import Abilities
 from mmdeploy_llm.values.outputs.pooled import (

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Rows of the states of a model, see ScheduledTokens.state_rows.
+ZERO_ROW = 0  # always zero: the state before a sequence's first token
+PADDING_ROW = 1  # written by padding of recorded steps, never read
+NUM_FIXED = 2
 UNKNOWN = -1  # a draft that the runner guesses itself; one that it did not guess equals no token
 
 

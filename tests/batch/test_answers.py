@@ -11,11 +11,12 @@ from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.rounds import Rounds
 from mmdeploy_llm.batch.answers.schemas import AnswerSchema, read_schema
 from mmdeploy_llm.batch.answers.validated import Validated
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.scan import read_records
 from mmdeploy_llm.data.records.outcome import NOTHING
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, EngineError, InvalidAnswerError, WorkerDiedError
 from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.questions.asks import Asks, questions_about
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.outputs.request_output import Completions

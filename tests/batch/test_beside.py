@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.options import option_settings
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.errors import ConfigError
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.questions.boxed import MAX_BOXES, Boxed
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.engine.startup.media import check_boxes
 from mmdeploy_llm.errors import ConfigError, RequestError

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.report.letters import language
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 
 NAMES = (

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.data.records.state import RunState

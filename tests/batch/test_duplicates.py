@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError

@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.report import page as report_module
 from mmdeploy_llm.batch.report.page import ReportHead, write_report
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.checkpoints.saving.folders import Partial, check_output
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.walk import REPORT_SCRIPT

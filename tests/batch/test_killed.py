@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import read_records
 from mmdeploy_llm.testing.tiny import write_tiny

@@ -10,7 +10,8 @@ import tempfile
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.errors import ConfigError

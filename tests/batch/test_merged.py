@@ -7,7 +7,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs, open_existing
 from mmdeploy_llm.data.records.configuration import Configuration

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.options import FindingOptions

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.openai.bodies import line_of
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError

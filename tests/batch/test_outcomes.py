@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import record_of
@@ -150,7 +151,8 @@ def test_which_items_are_retried(given, taken):
             ("ok", 200, "stop"),
         )
     ]
-    found = [record.id for record in records if Retried.parse(given).takes(record)]
+    retried = Retried.parse(given)
+    found = [one.id for one in records if retried.takes(one.outcome, one.error_code)]
     assert found == taken.split()
     assert (Retried.parse(True), Retried.parse(False)) == (ALL_FAILED, NOTHING)
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.report import page as report_module
 from mmdeploy_llm.batch.report.page import ReportHead, write_report
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs import jsonl_writer as writer_module
 from mmdeploy_llm.data.outputs.jsonl_writer import RecordWriter
 from mmdeploy_llm.data.outputs.scan import RecordIndex, read_records, scan

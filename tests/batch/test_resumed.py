@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.batch.engine import NOT_COMPARED, describe_engine
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.outputs.jsonl_writer import RecordWriter

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.answers.rules import Avoid, Limit, TextRules
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.options import output_settings
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.scan import read_records
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError

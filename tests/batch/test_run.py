@@ -7,7 +7,8 @@ import tracemalloc
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.scan import read_records, records_at
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.outcome import NOTHING

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_source, run_batch
+from mmdeploy_llm.batch.job import plan_source, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.batch.sources import open_files
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.records.configuration import Configuration

@@ -11,7 +11,8 @@ import tarfile
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import newest
 from mmdeploy_llm.data.records.configuration import Configuration

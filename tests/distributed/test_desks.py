@@ -11,8 +11,8 @@ import time
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.remote import RemoteDesk
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
 from mmdeploy_llm.values.options.config import EngineConfig
 

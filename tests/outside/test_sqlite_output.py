@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.outputs.opening.choose import open_sink

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 
 from .image_chats import noise
 

@@ -16,8 +16,8 @@ from mmdeploy_llm.errors import EngineError, MMDeployLLMError, WorkerDiedError
 from .rounds import Restartable, Rounds
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.engine.desk.outcome import Answer
-    from mmdeploy_llm.engine.desk.ticket import Ask
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from mmdeploy_llm.errors import EngineError
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.engine.desk.outcome import Answer
-    from mmdeploy_llm.engine.desk.ticket import Ask
 
 
 class Answerer(Protocol):

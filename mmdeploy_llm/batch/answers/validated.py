@@ -16,8 +16,8 @@ from .checker import TooExpensiveError
 from .rounds import Answerer, Rounds
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.engine.desk.outcome import Answer
-    from mmdeploy_llm.engine.desk.ticket import Ask
 
 # Of a retry where the answer was the most probable one: a seed alone would change nothing there.
 RETRY_TEMPERATURE = 0.7

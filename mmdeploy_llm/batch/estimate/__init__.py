@@ -7,8 +7,7 @@ estimate.py  answers the items and adds up
 left.py      what a resumed run has left, as a source
 page.py      the small report
 faster.py    what would take less time, and how much less
-words.py     the estimate as text
-result.py    the estimate
+result.py    the estimate, and its text
 """
 
 NUM_ITEMS = 20  # that are answered, unless a caller says another number

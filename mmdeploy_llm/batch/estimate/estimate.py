@@ -18,7 +18,7 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import bad_record
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.system.portable import limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mmdeploy_llm.batch.job import BatchJob
+from mmdeploy_llm.batch.settings import BatchJob
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem, Lines

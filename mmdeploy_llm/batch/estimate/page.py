@@ -6,10 +6,10 @@ import datetime
 from importlib import metadata
 from pathlib import Path
 
-from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.report.page import ReportHead, write_report
 from mmdeploy_llm.batch.report.previews import MakePreviews
 from mmdeploy_llm.batch.report.target import check_page
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.outputs.scan import RecordIndex
 
 from .result import Estimate

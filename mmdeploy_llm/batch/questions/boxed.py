@@ -14,7 +14,7 @@ from mmdeploy_llm.errors import MMDeployLLMError
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.answers.rounds import Answerer
     from mmdeploy_llm.data.records.record import Record
-    from mmdeploy_llm.engine.desk.ticket import Ask
+    from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.media.boxes.reading import FoundBoxes
 
 MAX_BOXES = 1000  # of one answer that a record has

@@ -10,7 +10,7 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import record_of
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.several import joined, parsed
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 
 from .boxed import with_boxes
 

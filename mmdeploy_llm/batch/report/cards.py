@@ -78,7 +78,8 @@ class Card:
     @property
     def overlay(self) -> Markup:
         """The drawing of the boxes over the item's picture, "" without any."""
-        found = boxes_of(self.record) if self.record.boxes else None
+        record = self.record
+        found = boxes_of(record.boxes, record.picture_size) if record.boxes else None
         if found is None or len(self.shown) != 1:
             return Markup("")
         shown = found.boxes[:MAX_SHOWN]

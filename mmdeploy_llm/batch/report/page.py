@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmdeploy_llm.batch.job import BatchSettings
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.data.outputs.scan import RecordIndex

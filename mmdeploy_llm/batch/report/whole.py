@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.batch.job import BatchJob, OpenLLM, run_batch
+from mmdeploy_llm.batch.job import run_batch
 from mmdeploy_llm.batch.report.nearest import strips_of
+from mmdeploy_llm.batch.settings import BatchJob, OpenLLM
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed

@@ -23,7 +23,7 @@ from mmdeploy_llm.errors import ConfigError
 from .shards import shard_names
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.cli.options.vectors import EmbedOptions
 
@@ -178,7 +178,7 @@ def batch_settings(
     ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.documents.sources import Sources
     from mmdeploy_llm.batch.engine import describe_engine
-    from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.batch.settings import BatchSettings
     from mmdeploy_llm.data.rows.rows import MAX_CELL_BYTES
     from mmdeploy_llm.engine.startup.kinds import accepted_kinds, known_kinds, usual_question
     from mmdeploy_llm.media.loading.reader import open_reader

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
 from mmdeploy_llm.client.keywords import explaining_keywords
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.values.adapter_ref import LoRARequest

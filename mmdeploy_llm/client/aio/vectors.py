@@ -16,7 +16,7 @@ from mmdeploy_llm.client.embedding import (
     ranked,
     wanted_vector,
 )
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.messages import Prompt, Prompts
 from mmdeploy_llm.values.outputs.pooled import ClassifyOutput, EmbeddingOutput, ScoreOutput
 from mmdeploy_llm.values.outputs.request_output import RequestOutput

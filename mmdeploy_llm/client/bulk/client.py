@@ -25,8 +25,8 @@ from mmdeploy_llm.client.arguments import (
     params_for,
 )
 from mmdeploy_llm.client.progress import Progress
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.values.options.config import EngineConfig
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.documents.reading.plan import Reader
     from mmdeploy_llm.batch.documents.sources import Sources
     from mmdeploy_llm.batch.estimate.result import Estimate
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
     from mmdeploy_llm.batch.summary import BatchSummary
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,8 @@ class BulkClient(AnsweringClient):
         """
         from mmdeploy_llm.batch.documents.sources import Sources
         from mmdeploy_llm.batch.estimate.estimate import estimate
-        from mmdeploy_llm.batch.job import BatchSettings, source_of
+        from mmdeploy_llm.batch.job import source_of
+        from mmdeploy_llm.batch.settings import BatchSettings
 
         settings = BatchSettings(
             sampling_params=one_params(sampling_params),
@@ -230,8 +231,8 @@ class BulkClient(AnsweringClient):
         """Returns the settings of a batch that is written. fields: those that not all of them
         have."""
         from mmdeploy_llm.batch.engine import describe_engine
-        from mmdeploy_llm.batch.job import BatchSettings
         from mmdeploy_llm.batch.options import mode_of
+        from mmdeploy_llm.batch.settings import BatchSettings
         from mmdeploy_llm.data.records.outcome import Retried
 
         config = self._config

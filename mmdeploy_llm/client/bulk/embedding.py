@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from mmdeploy_llm.batch.corpus.arguments import ColumnArguments
 from mmdeploy_llm.client.arguments import as_prompts
 from mmdeploy_llm.data.files.arguments import FindingArguments, PageArguments
-from mmdeploy_llm.engine.desk.ticket import Ask
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.params import SamplingParams

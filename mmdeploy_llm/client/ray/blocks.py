@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.deaths import again, given_up
 from mmdeploy_llm.engine.desk.outcome import Answer, refused
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError
 
 from .deaths import Ledger, groups_of

@@ -13,8 +13,8 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import record_of
 from mmdeploy_llm.data.records.record import FIELDS
 from mmdeploy_llm.data.records.template import Template
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer, refused
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams

@@ -1,9 +1,8 @@
 """Outputs of a batch: what a run writes to, resumes from and reports.
 
-    data.outputs.opening.choose  --> JsonlSink     one file of lines                      jsonl.py
-                    |-> StoreSink     what a plugin's RecordStore writes
-                    data/outputs/opening/stored.py '-> PartsSink     complete parts, and one that
-                    grows     parts*.py
+    opening/choose.py --> JsonlSink   one file of lines                        jsonl.py
+                      |-> StoreSink   what a plugin's RecordStore writes       opening/stored.py
+                      '-> PartsSink   complete parts, and one that grows       part*.py
                           shelves.py  where complete parts are: a folder, or a URL of fsspec
                           lines.py    parts of lines; the journal of Parquet parts
                           parquet.py  Parquet parts

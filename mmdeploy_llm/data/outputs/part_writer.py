@@ -1,4 +1,5 @@
-"""PartsWriter: writes records to the part that grows, and makes complete parts of it."""
+"""PartsSink: an output of parts. PartsWriter: writes records to the part that grows, and makes
+complete parts of it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader
-from typing import TYPE_CHECKING
 
 from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.files import Folder, OutputLostError, OutputWriteError
@@ -22,10 +22,8 @@ from mmdeploy_llm.system.guarding.claims import LOCK, held
 
 from .formats import Addition, CompletePart, Drops
 from .lines import new_file
+from .parts import Parts
 from .scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
-
-if TYPE_CHECKING:
-    from .parts import PartsSink
 
 MAX_NAMED = 5
 
@@ -39,7 +37,7 @@ class PartsWriter(Closing):
     changed the part that grows or, at the end, a complete one.
     """
 
-    def __init__(self, sink: PartsSink, mode: Mode, kept: Kept) -> None:
+    def __init__(self, sink: Parts, mode: Mode, kept: Kept) -> None:
         sink.check(mode)
         self._sink, self._kept = sink, kept
         self.index: RecordIndex = kept.index
@@ -295,3 +293,11 @@ class PartsWriter(Closing):
         if place is None:
             return begin + end
         return f"{begin}its records are in {place!r}: rename that file to it, or else {end}"
+
+
+class PartsSink(Parts):
+    """An output of parts; see Sink for the methods."""
+
+    def writer(self, mode: Mode, kept: Kept) -> PartsWriter:
+        """Locks the output and removes what must not stay in it."""
+        return PartsWriter(self, mode, kept)

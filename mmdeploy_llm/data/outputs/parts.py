@@ -1,4 +1,4 @@
-"""PartsSink: an output of complete parts, and one that grows on this machine."""
+"""Parts: what is in an output of complete parts, and one that grows on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import FileState, Folder
@@ -22,7 +22,6 @@ from mmdeploy_llm.errors import ConfigError
 
 from .formats import PartFormat, PartReader
 from .ours import foreign
-from .part_writer import PartsWriter
 from .scan import (
     PART_BITS,
     Entry,
@@ -40,8 +39,8 @@ PART_NAME = re.compile(r"part-(\d{5,9})(\.\w+)")
 _OPEN = re.compile(r"\.open-(\d{5,9})(\.\w+)")
 
 
-class PartsSink:
-    """An output of parts; see Sink for the methods.
+class Parts:
+    """Reads an output of parts; see Sink for the methods, and PartsSink, which writes it too.
 
     shelf: where complete parts are. folder: where the part that grows is, a folder of this machine.
     """
@@ -53,12 +52,12 @@ class PartsSink:
         self.state_file = folder / ".state.json"
 
     @classmethod
-    def local(cls, path: Path, form: PartFormat) -> PartsSink:
+    def local(cls, path: Path, form: PartFormat) -> Self:
         """Returns an output in a folder."""
         return cls(str(path), LocalShelf(path), path, form)
 
     @classmethod
-    def remote(cls, url: str, folder: Path, form: PartFormat) -> PartsSink:
+    def remote(cls, url: str, folder: Path, form: PartFormat) -> Self:
         """Returns an output at a URL. folder: for the part that grows."""
         return cls(url, RemoteShelf(url), folder, form)
 
@@ -199,10 +198,6 @@ class PartsSink:
         times = [state.mtime_ns if isinstance(state, FileState) else None for state in states]
         known = [time for time in times if time is not None]
         return max(known, default=0) if len(known) == len(times) else None
-
-    def writer(self, mode: Mode, kept: Kept) -> PartsWriter:
-        """Locks the output and removes what must not stay in it."""
-        return PartsWriter(self, mode, kept)
 
     def part_name(self, number: int) -> str:
         """Returns the name of a complete part."""

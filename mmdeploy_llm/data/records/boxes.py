@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdeploy_llm.media.boxes.reading import Box, Size
-
-    from .record import Record
 
 MAX_PIXELS = 10**9  # of a side
 CORNERS = ("x0", "y0", "x1", "y1")
@@ -28,16 +26,17 @@ def values_of(boxes: Iterable[Box]) -> tuple[dict[str, Any], ...]:
     return tuple({"label": own.label, "box": [own.x0, own.y0, own.x1, own.y1]} for own in boxes)
 
 
-def boxes_of(record: Record) -> PictureBoxes | None:
+def boxes_of(
+    boxes: Iterable[Mapping[str, Any]], picture_size: Sequence[int]
+) -> PictureBoxes | None:
     """Returns the boxes of a record; None when it is of a run that read none."""
-    if not record.picture_size:
+    if not picture_size:
         return None
     from mmdeploy_llm.media.boxes.reading import Box  # which imports hooks: --help does not
 
-    width, height = record.picture_size
+    width, height = picture_size
     found = [
-        Box(label=own["label"], **dict(zip(CORNERS, own["box"], strict=True)))
-        for own in record.boxes
+        Box(label=own["label"], **dict(zip(CORNERS, own["box"], strict=True))) for own in boxes
     ]
     return PictureBoxes(size=(width, height), boxes=found)
 

@@ -17,7 +17,8 @@ from mmdeploy_llm.data.outputs.base import Readable
 from mmdeploy_llm.data.outputs.npy import read_head
 from mmdeploy_llm.data.outputs.opening.choose import is_remote, stored_format
 from mmdeploy_llm.data.outputs.opening.merged import OnePart, missing_shards, open_existing
-from mmdeploy_llm.data.outputs.parts import PART_NAME, PartsSink
+from mmdeploy_llm.data.outputs.part_writer import PartsSink
+from mmdeploy_llm.data.outputs.parts import PART_NAME
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import open_regular
 from mmdeploy_llm.data.records.ids import IdSet

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.data.outputs.npy import NpyReader
-from mmdeploy_llm.data.outputs.parts import PartsSink
+from mmdeploy_llm.data.outputs.part_writer import PartsSink
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.shelves import LocalShelf
 

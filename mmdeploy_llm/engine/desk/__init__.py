@@ -1,6 +1,7 @@
 """The one way to an engine: prompts are handed in from any thread, outputs come back.
 
-ticket.py      Ask: a prompt and how to answer it; Ticket: its outputs until they are read
+ask.py         Ask: a prompt and how to answer it
+ticket.py      Ticket: its outputs until they are read
 desk.py        the queue, the limits and the methods that all desks have
 local.py       computes with an engine in this process, in a thread of its own
 remote.py      a local desk in another process, and what serves it there

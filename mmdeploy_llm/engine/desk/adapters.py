@@ -12,8 +12,8 @@ from mmdeploy_llm.layers.adapters.attached.table import AdapterTable
 from mmdeploy_llm.request import MediaSpan, Request
 from mmdeploy_llm.values.adapter_ref import AdapterRef
 
+from .ask import Ask
 from .desk import Desk
-from .ticket import Ask
 
 
 class LocalAdapters(Desk):

@@ -24,7 +24,8 @@ from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, Reque
 from mmdeploy_llm.system.processes import Home
 from mmdeploy_llm.values.deadline import Deadline, earlier
 
-from .ticket import Ask, Ticket
+from .ask import Ask
+from .ticket import Ticket
 
 if TYPE_CHECKING:
     from mmdeploy_llm.engine.intake.rendered import TokenCount

@@ -7,9 +7,10 @@ from queue import SimpleQueue
 
 from mmdeploy_llm.errors import EngineError
 
+from .ask import Ask
 from .desk import CLOSED_MEANWHILE, Desk
 from .outcome import Answer
-from .ticket import Ask, Ticket
+from .ticket import Ticket
 
 
 class Feed:

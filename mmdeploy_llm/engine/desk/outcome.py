@@ -26,7 +26,7 @@ from mmdeploy_llm.values.outputs.request_output import (
 from .merge import merged
 
 if TYPE_CHECKING:
-    from .ticket import Ask
+    from .ask import Ask
 
 logger = logging.getLogger(__name__)
 

@@ -39,10 +39,11 @@ from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 
+from .ask import Ask
 from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, Desk, DeskStats, Held
 from .local import LocalDesk
 from .outcome import text_of
-from .ticket import Ask, Ticket
+from .ticket import Ticket
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Ask and Ticket: what a caller hands in at a desk, and what it holds until the outputs are read.
+"""Ticket: what a caller holds, who has handed in an Ask at a desk, until the outputs are read.
 
     caller -- Ask --> desk -- put --> Ticket -- get --> caller
 
@@ -11,59 +11,19 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 from mmdeploy_llm.values.outputs.request_output import Completions, RequestOutput
-from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
 
+from .ask import Ask
 from .merge import joined, merged
 from .outcome import refusal
 
 logger = logging.getLogger(__name__)
 
 Status = Literal["init", "context_finished", "generating", "finished", "interrupted"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ask:
-    """One prompt and how to answer it. Two asks are never equal, so that one can be a key.
-
-    prompt: in any form that the intake reads.
-    item: the caller's object, `output.item` of its outputs; None: the prompt.
-    where: names the prompt in messages of errors, such as "conversation 3, ".
-    stream: whether the ticket gets deltas; otherwise it gets one output at the end.
-    request_id: of the outputs; "": the ticket makes one.
-    priority: prompts of smaller numbers are served first, equal ones in the order of `submit`.
-    timeout: seconds from `submit` after which the prompt ends with error code 408.
-    group: the same number for asks that begin alike, such as questions about one picture: one
-        engine gets them, and computes what they share once. None: it stands alone.
-    num_retries: times that it was asked before, for an answer that keeps to a schema.
-    num_deaths: engines that died while they computed it, see deaths.py.
-    wanted: vectors or a score; None: text.
-    adapter: name of the adapter to compute it with, unless the prompt names one; "": none.
-    """
-
-    prompt: Any
-    params: SamplingParams
-    item: Any = None
-    where: str = ""
-    stream: bool = False
-    request_id: str = ""
-    priority: int = 0
-    timeout: float | None = None
-    group: int | None = None
-    num_retries: int = 0
-    num_deaths: int = 0
-    wanted: Wanted | None = None
-    adapter: str = ""
-
-    @property
-    def shown(self) -> Any:
-        """The object that the caller knows."""
-        return self.prompt if self.item is None else self.item
 
 
 class Ticket:

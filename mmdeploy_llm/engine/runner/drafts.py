@@ -11,47 +11,15 @@ rules, grammars, draws and log-probabilities are those of a run without drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from mmdeploy_llm.engine.runner.sampling import Sampler
 from mmdeploy_llm.layers.transfer import to_device
-from mmdeploy_llm.values.plan import ScheduledTokens
 
-from .batch import Ints
 from .outcome import StepOutcome
+from .sample_rows import DraftRows, SampleRows
 from .slots import Slots
-
-if TYPE_CHECKING:
-    from .forward_pass import SampleRows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftRows:
-    """The drafts of N items, M in all. drafts: of each item. counts: [N] how many these are."""
-
-    drafts: tuple[tuple[int, ...], ...]
-    counts: Ints
-
-    @classmethod
-    def of(cls, items: Sequence[ScheduledTokens]) -> Self:
-        """Collects the drafts of items."""
-        drafts = tuple(item.drafts for item in items)
-        return cls(drafts=drafts, counts=np.array([len(own) for own in drafts], dtype=np.int64))
-
-    @property
-    def starts(self) -> Ints:
-        """[N] where the rows after each item's drafts start, among N rows and M after them."""
-        return len(self.counts) + np.cumsum(self.counts) - self.counts
-
-    def rows_after(self, last_rows: Ints) -> Ints:
-        """Returns the [N] rows of the last known tokens, and then the [M] rows of all drafts.
-        last_rows: [N] the last row of each item."""
-        known = last_rows - self.counts
-        bounds = zip((known + 1).tolist(), (last_rows + 1).tolist(), strict=True)
-        return np.concatenate([known, *(np.arange(begin, end) for begin, end in bounds)])
 
 
 def sample_drafts(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,37 +24,20 @@ from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.system.sharding.peers import Peers
 from mmdeploy_llm.values.plan import ScheduledTokens
 
-from .batch import Ints, StepBatch, prepare, spans_of_items, spans_of_prompts
+from .batch import StepBatch, prepare, spans_of_items, spans_of_prompts
 from .checked import CheckedModel
 from .drafter import Drafter
-from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .outcome import StepOutcome
 from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
+from .sample_rows import DraftRows, SampleRows
 from .slots import Slots
 from .states import StateTable, StepStates
 from .step_inputs import DecodeFrame, StepTensors
 from .vectors import add_vectors, token_types
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRows:
-    """The rows of a pass that are sampled from: N items that sample a token.
-
-    slots: [N] slots of the items. ends: [N] known tokens of their sequences. logits: [N, V], and
-    then [M, V] after drafts. largest: first_argmax of the logits, where a recorded step has
-    computed it already. drafts: whose they are; None where M is 0.
-    """
-
-    items: Sequence[ScheduledTokens]
-    slots: Ints
-    ends: Ints
-    logits: Tensor
-    largest: tuple[Tensor, Tensor] | None = None
-    drafts: DraftRows | None = None
 
 
 class ForwardPass:

@@ -38,11 +38,12 @@ from .checked import CheckedModel
 from .drafter import Drafter
 from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
-from .forward_pass import ForwardPass, SampleRows
+from .forward_pass import ForwardPass
 from .graphs import Recorder
 from .outcome import StepOutcome, failure_of
 from .overlap import Started
 from .retry import Retry
+from .sample_rows import SampleRows
 from .slots import Slots
 from .states import StateTable
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from mmdeploy_llm.request import Request
 from mmdeploy_llm.values.plan import UNKNOWN
 
 from .lookup import MAX_DRAFTS, Lookup
-from .state import RequestState
 
 MEMORY = 0.9  # weight of earlier guesses relative to those of the last step
 RETRY_AFTER = 64  # steps without drafts, after which a draft head is trusted as at the beginning
@@ -42,10 +44,19 @@ class Guesser:
         """The probability that the next token of a guess is right."""
         return self._rate.value
 
-    def follow(self, state: RequestState, num_new: int, num_drafts: int) -> None:
+    def follow(
+        self,
+        request: Request,
+        *,
+        num_new: int,
+        num_drafts: int,
+        num_left: int,
+        stop_ids: Collection[int],
+    ) -> None:
         """Compares the guess with the last num_new tokens of a request, and guesses what follows.
-        num_drafts: how many of the guess were drafted."""
-        prompt, output = state.request.prompt_token_ids, state.request.output_token_ids
+        num_drafts: how many of the guess were drafted. num_left: how many may be, the next time.
+        stop_ids: those that end the request."""
+        prompt, output = request.prompt_token_ids, request.output_token_ids
         tried = list(zip(self.guess, output[-num_new:], strict=False))
         wrong = (at for at, (guessed, token_id) in enumerate(tried) if guessed != token_id)
         if tried:
@@ -53,8 +64,8 @@ class Guesser:
         if not len(self._lookup):
             self._lookup.extend(prompt)
         self._lookup.extend(output[len(self._lookup) - len(prompt) :])
-        guess = self._lookup.proposal()[: _num_left(state)]
-        ends = (at for at, token_id in enumerate(guess) if token_id in state.stop_ids)
+        guess = self._lookup.proposal()[:num_left]
+        ends = (at for at, token_id in enumerate(guess) if token_id in stop_ids)
         self.guess = guess[: next(ends, len(guess))]
 
 
@@ -73,17 +84,19 @@ class HeadGuesser:
         """See Guesser."""
         return self._rate.value
 
-    def follow(self, state: RequestState, num_new: int, num_drafts: int) -> None:
+    def follow(
+        self,
+        request: Request,
+        *,
+        num_new: int,
+        num_drafts: int,
+        num_left: int,
+        stop_ids: Collection[int],
+    ) -> None:
         """See Guesser."""
         self._num_idle = 0 if num_drafts else self._num_idle + 1
         if num_drafts:
             self._rate.observe(num_new - 1, num_drafts)
         elif self._num_idle == RETRY_AFTER:
             self._rate, self._num_idle = Rate(), 0
-        self.guess = (UNKNOWN,) * min(_num_left(state), MAX_DRAFTS)
-
-
-def _num_left(state: RequestState) -> int:
-    """Returns how many drafts there may be before a request ends, or is computed again: no token is
-    sampled after that."""
-    return max(0, state.next_end - state.request.num_tokens - 1)
+        self.guess = (UNKNOWN,) * min(num_left, MAX_DRAFTS)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from mmdeploy_llm.errors import MediaLimitError, OutOfBlocksError, PromptTooLongError, RequestError
 from mmdeploy_llm.request import Request, RequestStatus
-from mmdeploy_llm.values.plan import RequestFailure
-
-from .states import NUM_FIXED
+from mmdeploy_llm.values.plan import NUM_FIXED, RequestFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

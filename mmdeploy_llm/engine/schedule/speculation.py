@@ -92,9 +92,9 @@ class Speculation:
             if len(running) > MAX_SEQS:
                 state.guesser = None
             elif name in result.sampled:
-                state.guesser = state.guesser or self._new_guesser()
                 num_new = 1 + len(result.later.get(name, ()))
-                state.guesser.follow(state, num_new, num_drafts[name])
+                guesser = state.guesser or self._new_guesser()
+                state.guess(guesser, num_new, num_drafts[name])
 
     def forget_time(self) -> None:
         """Leaves the time of the next step out, because the last one failed."""

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from mmdeploy_llm.request import Request, RequestStatus
 from mmdeploy_llm.values.outputs.request_output import FinishReason, TokenLogprobs
 from mmdeploy_llm.values.params import EarlyStopParams
-from mmdeploy_llm.values.plan import NewRequest, StepResult
+from mmdeploy_llm.values.plan import ZERO_ROW, NewRequest, StepResult
 
+from .guesses import Guesser, HeadGuesser
 from .limits import SchedulerConfig
 from .prefix import PrefixKeys
-from .states import ZERO_ROW
-from .windows import WindowTable
 
-if TYPE_CHECKING:
-    from .guesses import Guesser, HeadGuesser
+
+@dataclass(slots=True)
+class WindowTable:
+    """The block table of one request in the layers with a window.
+
+    ids: a block for each place of the table. The first `num_returned` were given back, or never
+        taken, because no token attends to them any more.
+    num_known: the first of `ids`, which the runner knows already.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    num_returned: int = 0
+    num_known: int = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that the request uses."""
+        return self.ids[self.num_returned :]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,6 +121,18 @@ class RequestState:
         for at, token_id in enumerate((result.sampled[name], *result.later.get(name, ()))):
             reason = reason or self.append(token_id, now, is_certain=(name, at) in result.certain)
         return reason
+
+    def guess(self, guesser: Guesser | HeadGuesser, num_new: int, num_drafts: int) -> None:
+        """Lets a guesser guess what follows the last num_new tokens, before which num_drafts were
+        drafted: no token is sampled after the request ends, or is computed again."""
+        self.guesser = guesser
+        guesser.follow(
+            self.request,
+            num_new=num_new,
+            num_drafts=num_drafts,
+            num_left=max(0, self.next_end - self.request.num_tokens - 1),
+            stop_ids=self.stop_ids,
+        )
 
     def end_prompt(self, now: float) -> bool:
         """Marks the end of a request that wants no text, and returns whether it has come."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .state import RequestState
+from mmdeploy_llm.values.plan import NUM_FIXED, ZERO_ROW
 
-ZERO_ROW = 0  # always zero: the state before a sequence's first token
-PADDING_ROW = 1  # written by padding of recorded steps, never read
-NUM_FIXED = 2
+from .state import RequestState
 
 
 class StateRows:

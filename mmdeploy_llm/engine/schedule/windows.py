@@ -2,33 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 from .blocks import BlockPool
-
-if TYPE_CHECKING:
-    from .limits import SchedulerConfig
-    from .state import RequestState
-
-
-@dataclass(slots=True)
-class WindowTable:
-    """The block table of one request in the layers with a window.
-
-    ids: a block for each place of the table. The first `num_returned` were given back, or never
-        taken, because no token attends to them any more.
-    num_known: the first of `ids`, which the runner knows already.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    num_returned: int = 0
-    num_known: int = 0
-
-    @property
-    def held(self) -> list[int]:
-        """The blocks that the request uses."""
-        return self.ids[self.num_returned :]
+from .limits import SchedulerConfig
+from .state import RequestState, WindowTable
 
 
 def blocks_of_window(window: int, block_size: int) -> int:

@@ -13,7 +13,6 @@ import torch
 
 from mmdeploy_llm.engine.runner.encoder_cache import values_per_call
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.schedule.states import NUM_FIXED
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.hooks.objects.model import cross_of, media_size
@@ -23,6 +22,7 @@ from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.system.sharding.peers import Peers
 from mmdeploy_llm.values.options.runtime_config import MEDIA_LIMIT_DEFAULT, RuntimeConfig
+from mmdeploy_llm.values.plan import NUM_FIXED
 
 from .loaded import LoadedModel
 from .media import build_processors

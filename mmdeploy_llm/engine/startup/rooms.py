@@ -11,7 +11,6 @@ from mmdeploy_llm.engine.intake.intake import Intake
 from mmdeploy_llm.engine.intake.tokenizer import check_eos
 from mmdeploy_llm.engine.runner.executor import ExecutorInfo
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
-from mmdeploy_llm.engine.schedule.states import NUM_FIXED
 from mmdeploy_llm.engine.schedule.windows import blocks_of_window
 from mmdeploy_llm.hooks import (
     EngineInfo,
@@ -28,6 +27,7 @@ from mmdeploy_llm.media.loading.added_tokens import with_placeholders
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.media.loading.reader import media_limits
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
+from mmdeploy_llm.values.plan import NUM_FIXED
 
 from .chat_media import expander_of
 from .computer import Computer

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.caches import layer_caches
-from mmdeploy_llm.engine.schedule.states import NUM_FIXED
 from mmdeploy_llm.engine.schedule.windows import blocks_of_window
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.layers.pooling.abilities import has_whole_prompts, is_bidirectional
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
+from mmdeploy_llm.values.plan import NUM_FIXED
 from mmdeploy_llm.weights.dtypes import dtype_of
 from mmdeploy_llm.weights.kept import CodedHolder
 

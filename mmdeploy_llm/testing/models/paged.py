@@ -15,7 +15,6 @@ from mmdeploy_llm.engine.runner.sampling import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.runner.states import StateTable
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
-from mmdeploy_llm.engine.schedule.states import NUM_FIXED
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend
 from mmdeploy_llm.kernels.cpu import CpuKernels
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate
@@ -25,7 +24,7 @@ from mmdeploy_llm.layers.attention.windows import WindowAttention
 from mmdeploy_llm.request import MediaSpan, Request
 from mmdeploy_llm.values.outputs.request_output import TokenLogprobs
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.plan import TokenUpdate
+from mmdeploy_llm.values.plan import NUM_FIXED, TokenUpdate
 
 from .base import CheckFailed
 

@@ -1,18 +1,15 @@
-"""Other forms of an output: plain data, a row of a table, three lines of text, HTML."""
+"""Other forms of an output: plain data, three lines of text, HTML."""
 
 from __future__ import annotations
 
 import base64
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmdeploy_llm.values.text.display import shown
-
-if TYPE_CHECKING:
-    from .request_output import CompletionOutput, RequestOutput
 
 MAX_TEXT = 300  # characters of a text in the three lines
 MAX_MEDIA = 4  # of a prompt, and completions, that are shown
@@ -42,69 +39,24 @@ def plain(value: Any) -> Any:
     return plain(to_dict()) if callable(to_dict) else shown(value)
 
 
-def row_of(output: RequestOutput) -> dict[str, Any]:
-    """Returns the numbers and texts of an output's first completion, none of them nested."""
-    first = output.outputs[0]
-    return {
-        "item": name_of(output.item),
-        "text": first.text,
-        "reasoning": first.reasoning_content,
-        "finish_reason": first.finish_reason,
-        "error_code": output.error_code,
-        "error_msg": output.error_msg,
-        "num_completions": len(output.outputs),
-        "num_output_tokens": len(first.token_ids),
-        "num_input_tokens": len(output.prompt_token_ids),
-        "num_input_image_tokens": output.num_input_image_tokens,
-        "num_input_video_tokens": output.num_input_video_tokens,
-        "num_cached_tokens": output.num_cached_tokens,
-        "seconds": output.metrics.model_execute_time,
-        "request_id": output.request_id,
-    }
-
-
 def name_of(item: Any) -> str:
     """Returns the names of a prompt's media, else its text, else a short repr."""
     media = _media_of(item)
     if media:
         more = f" and {len(media) - MAX_MEDIA} more" if len(media) > MAX_MEDIA else ""
-        return ", ".join(_cut(str(own)) for own in media[:MAX_MEDIA]) + more
+        return ", ".join(cut(str(own)) for own in media[:MAX_MEDIA]) + more
     text = item.get("prompt") if isinstance(item, Mapping) else item
-    return _cut(text) if isinstance(text, str) else shown(item)
+    return cut(text) if isinstance(text, str) else shown(item)
 
 
-def lines_of(output: RequestOutput) -> str:
+def lines_of(head: str, answers: Sequence[str], counts: str) -> str:
     """Returns three lines: what was asked, what was answered, what it took."""
-    heads = [f"RequestOutput({output.request_id!r}, {name_of(output.item)!r})"]
-    heads += [f"  {_answer(own)}" for own in output.outputs[:MAX_MEDIA]]
-    return "\n".join([*heads, f"  {_counts(output)}"])
+    return "\n".join([head, *(f"  {own}" for own in answers[:MAX_MEDIA]), f"  {counts}"])
 
 
-def _answer(own: CompletionOutput) -> str:
-    if not own.is_ok:
-        return f"error {own.error_code}: {_cut(own.error_msg or '')}"
-    num = len(own.tool_calls or ())
-    calls = f", {num} tool call{'s' * (num > 1)}" if num else ""
-    return f"{own.finish_reason or 'unfinished'}: {_cut(own.text)!r}{calls}"
-
-
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Returns the beginning of a text."""
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
-
-
-def _counts(output: RequestOutput) -> str:
-    kinds = dict(output.num_input_tokens_by_kind) or {
-        "image": output.num_input_image_tokens,
-        "video": output.num_input_video_tokens,
-    }
-    kinds["cached"] = output.num_cached_tokens
-    of_which = ", ".join(f"{num:,} {kind}" for kind, num in kinds.items() if num)
-    num = sum(len(own.token_ids) for own in output.outputs)
-    seconds = output.metrics.model_execute_time
-    return (
-        f"{len(output.prompt_token_ids):,} prompt tokens{f' ({of_which})' if of_which else ''}, "
-        f"{num:,} generated{f', {seconds:.2f} s' if seconds is not None else ''}"
-    )
 
 
 def told(title: str, facts: Mapping[str, str]) -> str:
@@ -124,34 +76,35 @@ def table_of(title: str, facts: Mapping[str, str]) -> str:
     return f"<table>{head}<tbody>{rows}</tbody></table>"
 
 
-def html_of(output: RequestOutput) -> str:
-    """Returns a fragment for notebooks: pictures, text, reasoning and counts. All texts are
-    escaped; pictures that the item names by a relative path are loaded by the browser, others only
-    from what the output holds of them."""
-    pictures = "".join(_picture(own) for own in _media_of(output.item)[:MAX_MEDIA])
-    answers = "".join(_answer_html(own) for own in output.outputs)
+def html_of(item: Any, answers: Iterable[str], counts: str) -> str:
+    """Returns a fragment for notebooks: pictures of the item, answers in HTML and counts. Pictures
+    that the item names by a relative path are loaded by the browser, others only from what the
+    output holds of them."""
+    pictures = "".join(_picture(own) for own in _media_of(item)[:MAX_MEDIA])
     return (
         '<div style="display:flex;gap:1em;align-items:flex-start;margin:.3em 0">'
-        f'<div>{pictures}</div><div style="max-width:50em">{answers}'
-        f'<div style="opacity:.65;font-size:85%">{html.escape(name_of(output.item)[:MAX_TEXT])}'
-        f"<br>{html.escape(_counts(output))}</div></div></div>"
+        f'<div>{pictures}</div><div style="max-width:50em">{"".join(answers)}'
+        f'<div style="opacity:.65;font-size:85%">{html.escape(name_of(item)[:MAX_TEXT])}'
+        f"<br>{html.escape(counts)}</div></div></div>"
     )
 
 
-def _answer_html(own: CompletionOutput) -> str:
-    text = f'<div style="white-space:pre-wrap">{html.escape(own.text)}</div>'
-    if not own.is_ok:
-        told = html.escape(f"error {own.error_code}: {own.error_msg or ''}")
-        text += f'<div style="color:#c0392b">{told}</div>'
-    if own.reasoning_content:
-        shown_reasoning = html.escape(own.reasoning_content)
-        text = (
+def html_of_answer(
+    text: str, *, error: str | None, reasoning: str | None, calls: Iterable[str]
+) -> str:
+    """Returns an answer in HTML; all texts are escaped."""
+    found = f'<div style="white-space:pre-wrap">{html.escape(text)}</div>'
+    if error is not None:
+        found += f'<div style="color:#c0392b">{html.escape(error)}</div>'
+    if reasoning:
+        found = (
             '<details><summary style="opacity:.65">reasoning</summary>'
-            f'<div style="white-space:pre-wrap;opacity:.65">{shown_reasoning}</div></details>{text}'
+            f'<div style="white-space:pre-wrap;opacity:.65">{html.escape(reasoning)}</div>'
+            f"</details>{found}"
         )
-    for call in own.tool_calls or ():
-        text += f"<div><code>{html.escape(f'{call.name}({call.arguments})')}</code></div>"
-    return text
+    for call in calls:
+        found += f"<div><code>{html.escape(call)}</code></div>"
+    return found
 
 
 def _picture(value: Any) -> str:

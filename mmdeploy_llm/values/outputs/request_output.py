@@ -9,7 +9,7 @@ from mmdeploy_llm.errors import OK
 from mmdeploy_llm.values.text.signatures import brief
 from mmdeploy_llm.values.text.spelling import naming_elsewhere
 
-from .forms import html_of, lines_of, plain, row_of
+from .forms import cut, html_of, html_of_answer, lines_of, name_of, plain
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
@@ -157,6 +157,22 @@ class CompletionOutput:
         if self.tool_calls is not None:
             values["tool_calls"] = tuple(call.to_dict() for call in self.tool_calls)
         return values
+
+    def _line(self) -> str:
+        """Returns how it ended, and the beginning of its text."""
+        if not self.is_ok:
+            return f"error {self.error_code}: {cut(self.error_msg or '')}"
+        num = len(self.tool_calls or ())
+        calls = f", {num} tool call{'s' * (num > 1)}" if num else ""
+        return f"{self.finish_reason or 'unfinished'}: {cut(self.text)!r}{calls}"
+
+    def _html(self) -> str:
+        return html_of_answer(
+            self.text,
+            error=None if self.is_ok else f"error {self.error_code}: {self.error_msg or ''}",
+            reasoning=self.reasoning_content,
+            calls=[f"{call.name}({call.arguments})" for call in self.tool_calls or ()],
+        )
 
 
 @naming_elsewhere(_OF_A_COMPLETION)
@@ -317,11 +333,43 @@ class RequestOutput:
     def to_row(self) -> dict[str, Any]:
         """Returns the texts and numbers of the first completion, for a table:
         `pandas.DataFrame(output.to_row() for output in outputs)`."""
-        return row_of(self)
+        first = self.outputs[0]
+        return {
+            "item": name_of(self.item),
+            "text": first.text,
+            "reasoning": first.reasoning_content,
+            "finish_reason": first.finish_reason,
+            "error_code": self.error_code,
+            "error_msg": self.error_msg,
+            "num_completions": len(self.outputs),
+            "num_output_tokens": len(first.token_ids),
+            "num_input_tokens": len(self.prompt_token_ids),
+            "num_input_image_tokens": self.num_input_image_tokens,
+            "num_input_video_tokens": self.num_input_video_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "seconds": self.metrics.model_execute_time,
+            "request_id": self.request_id,
+        }
 
     def __repr__(self) -> str:
-        return lines_of(self)
+        head = f"RequestOutput({self.request_id!r}, {name_of(self.item)!r})"
+        return lines_of(head, [own._line() for own in self.outputs], self._counts())
 
     def _repr_html_(self) -> str:
         """Shows the output in a notebook."""
-        return html_of(self)
+        return html_of(self.item, [own._html() for own in self.outputs], self._counts())
+
+    def _counts(self) -> str:
+        """Returns what it took, in words."""
+        kinds = dict(self.num_input_tokens_by_kind) or {
+            "image": self.num_input_image_tokens,
+            "video": self.num_input_video_tokens,
+        }
+        kinds["cached"] = self.num_cached_tokens
+        of_which = ", ".join(f"{num:,} {kind}" for kind, num in kinds.items() if num)
+        num = sum(len(own.token_ids) for own in self.outputs)
+        seconds = self.metrics.model_execute_time
+        return (
+            f"{len(self.prompt_token_ids):,} prompt tokens{f' ({of_which})' if of_which else ''}, "
+            f"{num:,} generated{f', {seconds:.2f} s' if seconds is not None else ''}"
+        )

@@ -11,7 +11,7 @@ from mmdeploy_llm.values.text.display import shown
 from .frozen import FrozenParams
 
 if TYPE_CHECKING:
-    from .option_dicts import EarlyStopOptions
+    from .inner_dicts import EarlyStopOptions
 
 
 class EarlyStopParams(FrozenParams):

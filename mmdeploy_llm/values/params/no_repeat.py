@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from .frozen import MAX_INT, Accepts, FrozenParams
 
 if TYPE_CHECKING:
-    from .option_dicts import NoRepeatNGramOptions
+    from .inner_dicts import NoRepeatNGramOptions
 
 MAX_SIZE = 1024
 MAX_TEXTS = 64

@@ -13,15 +13,9 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from . import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
-
-
-class EarlyStopOptions(TypedDict, total=False):
-    """Options of EarlyStopParams."""
-
-    enable_early_stop: bool | None
-    threshold: float | None
-    window_size: int | None
+    from .early_stop import EarlyStopParams
+    from .guided import GuidedDecodingParams
+    from .no_repeat import NoRepeatNGramParams
 
 
 class EngineOptions(TypedDict, total=False):
@@ -134,27 +128,6 @@ class EngineOptions(TypedDict, total=False):
     video_tokens: int | Literal["auto", "full"] | None
     weight_cache: str | bool | None
     weight_cache_size: int | None
-
-
-class GuidedDecodingOptions(TypedDict, total=False):
-    """Options of GuidedDecodingParams."""
-
-    choice: Sequence[str] | None
-    disable_any_whitespace: bool | None
-    grammar: str | None
-    json: Mapping[str, Any] | str | type[BaseModel] | None
-    json_object: bool | None
-    regex: str | None
-    structural_tag: Mapping[str, Any] | str | None
-
-
-class NoRepeatNGramOptions(TypedDict, total=False):
-    """Options of NoRepeatNGramParams."""
-
-    may_repeat: str | Sequence[str] | None
-    may_repeat_token_ids: int | Sequence[int] | None
-    size: int | None
-    window: int | None
 
 
 class SamplingOptions(TypedDict, total=False):

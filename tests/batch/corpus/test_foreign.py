@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.outputs.scan import read_records
 from mmdeploy_llm.data.outputs.sidecars.options import check_suffix

@@ -10,8 +10,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmdeploy_llm.batch.documents.sources import Sources
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.options import option_settings
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError

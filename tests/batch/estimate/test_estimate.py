@@ -15,9 +15,8 @@ from mmdeploy_llm.batch.estimate import estimate
 from mmdeploy_llm.batch.estimate.census import Kind, Tokens
 from mmdeploy_llm.batch.estimate.draw import draw
 from mmdeploy_llm.batch.estimate.faster import Faster, _times, fewer_answer_tokens
-from mmdeploy_llm.batch.estimate.result import Estimate, Range
+from mmdeploy_llm.batch.estimate.result import Estimate, Range, outliers, sized
 from mmdeploy_llm.batch.estimate.steps import Machine, StepCosts, Work, share_filled
-from mmdeploy_llm.batch.estimate.words import outliers, sized
 from mmdeploy_llm.batch.sources import open_files, open_source
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.record import ItemError, Record, Timings

@@ -17,12 +17,13 @@ import pytest
 
 from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.validated import Validated
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.progress.log import EventLog
 from mmdeploy_llm.batch.progress.teller import Teller, TellingOptions, line_of
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
 from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,

@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from mmdeploy_llm.batch.arguments import BatchOptions
-from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.options import option_settings
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.cli.options.groups import Group, Groups, with_groups
 from mmdeploy_llm.cli.options.shared import DeskOptions
 from mmdeploy_llm.cli.program import app

@@ -10,9 +10,9 @@ from mmdeploy_llm.client.ray.blocks import BlockEngine, SharedLock, num_at_once
 from mmdeploy_llm.client.ray.deaths import DeathLedger, groups_of
 from mmdeploy_llm.client.ray.rows import Columns
 from mmdeploy_llm.client.ray.sizes import PROCESS_BYTES, ActorSize, actor_size, num_beside_reading
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.deaths import MAX_DEATHS
 from mmdeploy_llm.engine.desk.outcome import Answer
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.engine.startup.needs import count_needs
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.testing.tiny import write_tiny

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.job import plan_batch, run_batch
+from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings(  # Ray's own

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.local import LocalDesk
-from mmdeploy_llm.engine.desk.ticket import Ask
 from mmdeploy_llm.layers.pooling.abilities import GENERATES
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.values.outputs.metrics import EngineStats

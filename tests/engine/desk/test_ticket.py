@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from mmdeploy_llm.engine.desk.ticket import Ask, Ticket
+from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.engine.desk.ticket import Ticket
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.values.outputs.request_output import ToolCall

@@ -287,15 +287,14 @@ def guess_with_mistakes(kit, config, monkeypatch):
     """Replaces every guess by the tokens that will come, with one wrong token in some."""
     rng, known = random.Random(0), {}
 
-    def follow(self, state, num_new, num_drafts):
-        request = state.request
+    def follow(self, request, *, num_new, num_drafts, num_left, stop_ids):
         if request.request_id not in known:
             known[request.request_id] = kit.expected_tokens(request, 64, config.long_after)
         before = len(request.output_token_ids)
         guess = known[request.request_id][before : before + rng.randrange(8)]
         if guess and rng.random() < 0.6:
             guess[rng.randrange(len(guess))] = WRONG
-        self.guess = tuple(guess[: max(0, state.next_end - request.num_tokens - 1)])
+        self.guess = tuple(guess[:num_left])
 
     monkeypatch.setattr(Guesser, "follow", follow)
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)

@@ -141,7 +141,7 @@ class TestGuesser:
 
     def follow(self, guesser, state, *token_ids):
         state.request.output_token_ids += token_ids
-        guesser.follow(state, len(token_ids), 0)
+        state.guess(guesser, len(token_ids), 0)
 
     def test_it_guesses_up_to_a_token_that_ends_the_request(self, state):
         guesser = Guesser()
@@ -177,29 +177,29 @@ class TestHeadGuesser:
 
     def test_it_leaves_guesses_to_the_runner(self, state):
         guesser = HeadGuesser()
-        guesser.follow(state, 1, 0)
+        state.guess(guesser, 1, 0)
         assert guesser.guess == (UNKNOWN,) * MAX_DRAFTS
         state.next_end = state.request.num_tokens + 3
-        guesser.follow(state, 1, 0)
+        state.guess(guesser, 1, 0)
         assert guesser.guess == (UNKNOWN,) * 2, "a step has one token more than drafts"
 
     def test_the_rate_is_that_of_drafts(self, state):
         guesser = HeadGuesser()
         for _ in range(30):
-            guesser.follow(state, 3, 4)  # two right, then a wrong one
+            state.guess(guesser, 3, 4)  # two right, then a wrong one
         assert guesser.rate == pytest.approx(2 / 3, abs=0.01)
         for _ in range(30):
-            guesser.follow(state, 5, 4)
+            state.guess(guesser, 5, 4)
         assert guesser.rate > 0.95
 
     def test_it_is_tried_again_after_a_while(self, state):
         guesser = HeadGuesser()
         for _ in range(8):
-            guesser.follow(state, 1, 4)
+            state.guess(guesser, 1, 4)
         assert guesser.rate < MIN_RATE
         for _ in range(RETRY_AFTER):
             assert guesser.rate < MIN_RATE
-            guesser.follow(state, 1, 0)
+            state.guess(guesser, 1, 0)
         assert guesser.rate > MIN_RATE
 
 
@@ -233,14 +233,14 @@ def test_a_run_is_faster_or_as_fast(kit, monkeypatch, row_cost, rate, low, high)
     right guesses."""
     rng, known = random.Random(0), {}
 
-    def follow(self, state, num_new, num_drafts):
-        name, output = state.request.request_id, state.request.output_token_ids
-        known[name] = known.get(name) or kit.expected_tokens(state.request, 108)
+    def follow(self, request, *, num_new, num_drafts, num_left, stop_ids):
+        name, output = request.request_id, request.output_token_ids
+        known[name] = known.get(name) or kit.expected_tokens(request, 108)
         coming = known[name][len(output) :][:MAX_DRAFTS]
         num_right = next((at for at in range(MAX_DRAFTS) if rng.random() >= rate), MAX_DRAFTS)
         self._rate._num_right, self._rate._num_tried = rate, 1.0
         guess = [token if at < num_right else 999 for at, token in enumerate(coming)]
-        self.guess = tuple(guess[: state.max_num_tokens - state.request.num_tokens - 1])
+        self.guess = tuple(guess[:num_left])
 
     monkeypatch.setattr(Guesser, "follow", follow)
     totals = []

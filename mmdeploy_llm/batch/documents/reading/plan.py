@@ -12,7 +12,8 @@ from mmdeploy_llm.batch.documents.documents import Documents
 from mmdeploy_llm.batch.documents.pages import find_pages
 from mmdeploy_llm.batch.documents.source import PageSource
 from mmdeploy_llm.batch.documents.text_layers import TextLayers
-from mmdeploy_llm.batch.job import BatchJob, BatchSettings, plan_source
+from mmdeploy_llm.batch.job import plan_source
+from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
 from mmdeploy_llm.data.files.chosen_kinds import Wanted
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.lists import listed

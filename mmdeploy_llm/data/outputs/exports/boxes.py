@@ -75,7 +75,7 @@ def _write_folder(out: Path, pictures: list[Labelled]) -> None:
 def _pictures(export: Export) -> Iterator[Labelled]:
     """Yields the pictures whose boxes were read; the others are left out."""
     for item in answered(export):
-        found = boxes_of(item.record)
+        found = boxes_of(item.record.boxes, item.record.picture_size)
         if found is None:
             export.leave_out(NO_BOXES)
             continue

@@ -20,7 +20,7 @@ from mmdeploy_llm.data.outputs.lines import LineParts
 from mmdeploy_llm.data.outputs.npy import NpyParts
 from mmdeploy_llm.data.outputs.openai import OpenAISink
 from mmdeploy_llm.data.outputs.parquet import ParquetParts
-from mmdeploy_llm.data.outputs.parts import PartsSink
+from mmdeploy_llm.data.outputs.part_writer import PartsSink
 from mmdeploy_llm.data.outputs.tars import TarParts
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
