@@ -82,15 +82,8 @@ def good(path="a.png", **values):
 
 
 def failed(path="gone.png", code=400, message="x"):
-    error = ItemError(code=code, message=message)
-    return Record(
-        id=path,
-        path=path,
-        error_code=code,
-        error_class="MediaError",
-        error_msg=message,
-        error=error,
-    )
+    error = ItemError(code=code, kind="MediaError", message=message)
+    return Record(id=path, path=path, error=error)
 
 
 def test_answers_that_are_lists_are_shown_in_their_own_letters(page):
