@@ -19,8 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 TARGET = "mmdeploy_llm/kernels/cpu/prebuilt"
-# What prebuilt.py imports, up to the root: their own __init__.py import more than an isolated build
-# has, which has no torch.
+# What kernels/cpu/prebuilt.py imports, up to the root: their own __init__.py import more than an
+# isolated build has, which has no torch.
 PACKAGES = ("mmdeploy_llm", "mmdeploy_llm.kernels", "mmdeploy_llm.kernels.cpu")
 PACKAGES += ("mmdeploy_llm.system", "mmdeploy_llm.system.portable")
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,6 +298,14 @@ def triton_device(load_file):
         return
     with load_file("interpreter.py").mended():
         yield torch.device("cpu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """clock.pass_by(seconds): time goes by for all that asks time.monotonic, and nobody waits."""
+    now, passed = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + sum(passed))
+    return SimpleNamespace(pass_by=passed.append)
 
 
 @pytest.fixture

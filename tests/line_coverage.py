@@ -2,9 +2,9 @@
 `pytest -p tests.line_coverage`.
 
     import of a module --SlipCover: a probe in each line--> probes that were reached are taken out
-    end of each process --its lines--> the first process --coverage.py--> the report
+    end of each process --its lines--> the first process --coverage--> the report
 
-Fails the run below 97 %. The options are those of coverage.py in pyproject.toml.
+Fails the run below 97 %. The options are those of coverage in pyproject.toml.
 """
 
 import sys

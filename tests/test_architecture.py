@@ -162,7 +162,6 @@ MAX_FUNCTION_LINES = 50
 # A docstring is a sentence with a verb, or a noun phrase: it does not begin with these.
 NO_BEGINNING = ("As", "Behind", "By", "For", "Of", "What", "Where", "With", "Without")
 NO_WORD = re.compile(r"\bbehind\b", re.IGNORECASE)  # say after, past the end of, following
-MAX_IMPORT_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +383,7 @@ def libraries_in_wrong_places(root: Path) -> list[str]:
 
 
 def hidden_state(root: Path) -> list[str]:
-    """No `global` statement; the environment is read in cli.py only, and seen by the kit."""
+    """No `global` statement; the environment is read in cli/__init__.py, and seen by the kit."""
     wrong = []
     for source in sources(root):
         for node in ast.walk(source.syntax):
@@ -540,15 +539,13 @@ def _all_of(module: ast.Module) -> list[str]:
     return []
 
 
-def test_importing_the_package_is_quick_and_light():
-    code = (
-        "import sys, time\n"
-        "start = time.process_time()\n"
+def test_importing_the_package_loads_nothing_else():
+    run(
+        "import sys\n"
         "import mmdeploy_llm\n"
-        "print(time.process_time() - start)\n"
-        "assert not {'torch', 'transformers', 'PIL', 'av', 'numpy'} & set(sys.modules)\n"
+        "assert [name for name in sys.modules if 'mmdeploy' in name] == ['mmdeploy_llm']\n"
+        "assert not {'torch', 'transformers', 'pydantic', 'numpy'} & set(sys.modules)\n"
     )
-    assert min(float(run(code)) for _ in range(5)) < MAX_IMPORT_SECONDS
 
 
 def test_torch_free_parts_load_no_torch_through_others_either():

@@ -10,8 +10,10 @@ import pytest
 from mmdeploy_llm import EngineConfig, errors
 from mmdeploy_llm.data.records.record import FIELDS
 from mmdeploy_llm.layers import DecoderConfig
+from tests.test_architecture import LAYERS
 
-MAX_README_LINES = 120
+MAP = "mmdeploy_llm/README.md"
+MAX_README_LINES = 140
 MAX_CELL_WORDS = 40
 
 
@@ -158,18 +160,34 @@ def test_the_glossary_is_sorted(hooks):
 def test_the_engine_calls_three_rooms_as_the_map_says(hooks):
     text = (hooks.ROOT / "mmdeploy_llm/engine/engine.py").read_text()
     rooms = set(re.findall(r"^from \.(intake|schedule|runner|delivery)\b", text, re.MULTILINE))
-    row = re.search(r"^\| `engine.py` \| .*$", hooks.read("mmdeploy_llm/README.md"), re.MULTILINE)[
-        0
-    ]
-    assert rooms == set(re.findall(r"`(\w+)/`", row.partition(";")[0]))
+    (row,) = re.findall(r"^\| `engine/engine.py` \|(.*)$", hooks.read(MAP), re.MULTILINE)
+    assert rooms == set(re.findall(r"`engine/(\w+)/`", row))
 
 
-def test_the_map_names_every_package(hooks):
-    text = (hooks.ROOT / "mmdeploy_llm/README.md").read_text()
-    rows = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
-    assert len(rows) == len(set(rows)), "a package is listed twice"
-    folders = (path.name for path in (hooks.ROOT / "mmdeploy_llm").iterdir() if path.is_dir())
-    assert {name for name in folders if name[0] != "_"} <= set(rows)
+def folders(path):
+    return [each for each in sorted(path.iterdir()) if (each / "__init__.py").exists()]
+
+
+def test_the_map_names_every_package_from_the_ground_up(hooks):
+    listed = re.findall(r"^- `(\w+)/` ", hooks.read(MAP), re.MULTILINE)
+    assert tuple(listed) == LAYERS
+    assert sorted(listed) == [path.name for path in folders(hooks.ROOT / "mmdeploy_llm")]
+
+
+def test_the_map_says_what_each_folder_of_a_package_does(hooks):
+    cells = "".join(re.findall(r"^\|([^|]+)\|", hooks.read(MAP), re.MULTILINE))
+    for package in folders(hooks.ROOT / "mmdeploy_llm"):
+        inner = {f"{package.name}/{each.name}/" for each in folders(package)}
+        assert inner <= set(re.findall(r"`(\w+/\w+/)`", cells))
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_front_page_lists_the_packages_as_the_map_does(hooks, page):
+    lines = re.findall(r"^- `\w+/` .*$", hooks.read(MAP), re.MULTILINE)
+    found = re.findall(r"^- `\w+/` .*$", hooks.read(page), re.MULTILINE)
+    if page == "README.md":
+        assert found == lines
+    assert [line.split()[1] for line in found] == [line.split()[1] for line in lines]
 
 
 def test_the_table_of_the_decoder_names_its_fields(hooks):

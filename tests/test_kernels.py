@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdeploy_llm.hooks import PixelKernels
+from mmdeploy_llm.hooks import AttentionKernels, PixelKernels
 from mmdeploy_llm.kernels import (
     ActivationKernels,
-    AttentionKernels,
     DrawKernels,
     ExpertKernels,
     InputKernels,

@@ -2,8 +2,9 @@
 its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
- "sampling_params": {...}, "ask": {name: question}, and the other keys of a prompt's dict, see
- engine/intake/prompts.py}
+ "sampling_params": {...}, "ask": {name: question}, ...}
+
+The other keys are those of a prompt's dict: engine/intake/prompts.py.
 """
 
 from __future__ import annotations

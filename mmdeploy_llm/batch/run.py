@@ -309,7 +309,7 @@ class Tally:
         )
 
     def progress(self) -> dict[str, Any]:
-        """Returns the values of an event "progress", see telling/; called by another thread."""
+        """Returns the values of an event "progress", see progress/; called by another thread."""
         moment, counts = self.clock.moment(), self.counts()
         left = moment.seconds_left
         return {

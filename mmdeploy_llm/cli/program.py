@@ -172,7 +172,7 @@ def program(
     """Run multimodal language models offline: caption folders of images, answer files of prompts,
     or chat about a picture.
 
-    Options of the program go before the command: mmdeploy-llm --verbose caption photos/
+    Options of the program go before the command: mmdeploy-llm --verbose caption photos
     """
     ctx.obj = plugin_names()
     ctx.meta[FROM_ENVIRONMENT] = cache_option()

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
-from mmdeploy_llm.hooks.objects.declared import FirstBytes
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.system.guarding.folder_files import read_object
 from mmdeploy_llm.values.deadline import Deadline
+from mmdeploy_llm.values.first_bytes import FirstBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class KindTable:
         """Returns the kind of a file that begins with `head`, None for an unknown beginning.
 
         HEAD bytes are enough. Formats that need more than a comparison are not found here: see
-        `data.files.signatures`.
+        `values.first_bytes`.
         """
         for offset, begin in self.first_bytes:
             if head.startswith(begin, offset):

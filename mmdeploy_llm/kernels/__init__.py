@@ -1,6 +1,6 @@
 """Kernels: the one interface to compiled kernels, which kernels.cpu.CpuKernels (C++) and
-cuda.CudaKernels (Triton) implement. Where there are no kernels (None), plain torch computes the
-same, more slowly.
+kernels.cuda.CudaKernels (Triton) implement. Where there are no kernels (None), plain torch computes
+the same, more slowly.
 
 Methods of Kernels exist on every device. A capability that only one device has is an attribute,
 None on the other:
@@ -298,7 +298,7 @@ class Kernels(Protocol):
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
         """Lays out a weight of few bits for products; `can_pack_coded` must be True. Its memory is
         reused: its values are lost. rounds: whether rows of x are rounded to int8, with a scale for
-        every 128 values; never for 8-bit floats. On CUDA see cuda.CudaKernels."""
+        every 128 values; never for 8-bit floats. On CUDA see CudaKernels."""
 
     def record(
         self, function: Callable[..., Tensor], *inputs: Tensor

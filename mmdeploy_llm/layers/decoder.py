@@ -350,7 +350,7 @@ class CausalLM(MappedWeights, nn.Module):
         self.logit_scale, cap = config.logit_scale, config.logit_softcap
         self.softcap = None if cap is None else Softcap(cap)
         self.sizes = config
-        self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
+        self.draft_head: nn.Module | None = None  # see drafts.add_draft_head
 
     @property
     def text_layers(self) -> Sequence[nn.Module]:

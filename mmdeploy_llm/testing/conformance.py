@@ -1,7 +1,7 @@
 """Pytest classes that run the checks of parsers, processors and plugins.
 
-Each check of `checks/` becomes a test method named test_<check>. A subclass may override or mark
-one, or add its own tests with the fixture `subject`.
+Each function of a list CHECKS becomes a test method named test_<check>. A subclass may override or
+mark one, or add its own tests with the fixture `subject`.
 """
 
 from __future__ import annotations

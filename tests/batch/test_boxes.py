@@ -74,7 +74,7 @@ def test_an_answer_of_100_000_boxes(tmp_path):
     """It is bounded and told, and takes no time."""
     begin = time.monotonic()
     summary, records = ran(tmp_path, [f"[{', '.join([CAT] * 100_000)}]"])
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     assert len(records["0"].boxes) == MAX_BOXES
     assert "99000 boxes left out: a record has 1000 of an answer" in summary.notes
 

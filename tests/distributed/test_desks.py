@@ -63,7 +63,7 @@ def is_idle(llm):
 
 
 def wait_until_idle(llm):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not is_idle(llm) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_idle(llm)
@@ -239,7 +239,7 @@ def test_ctrl_c_at_any_time(two, one):
 def test_counters_are_sums(two):
     before = two.stats()
     outputs = two.stream([f"prompt {n}" for n in range(30)], LONG)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while two.stats().num_running < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
     during = two.stats()
@@ -255,8 +255,8 @@ def test_counters_are_sums(two):
 def test_deadlines_and_priorities_reach_the_engines(two):
     ask = Ask(prompt="late", params=LONG, timeout=0.05)
     ticket = two._desk.submit(ask)
-    assert ticket.get(10).error_code == 408
-    assert two._desk.submit(Ask(prompt="a", params=GREEDY, priority=-1)).get(10).is_ok
+    assert ticket.get(60).error_code == 408
+    assert two._desk.submit(Ask(prompt="a", params=GREEDY, priority=-1)).get(60).is_ok
 
 
 def test_one_desk_in_another_process(folder, one):
@@ -267,14 +267,14 @@ def test_one_desk_in_another_process(folder, one):
         prompts = [f"prompt {n}" for n in range(20)]
         tickets = [desk.submit(Ask(prompt=prompt, params=GREEDY)) for prompt in prompts]
         assert desk.stats().num_waiting > 20 - desk.max_begun
-        assert ids(ticket.get(30) for ticket in tickets) == ids(
+        assert ids(ticket.get(60) for ticket in tickets) == ids(
             one.generate(prompts, GREEDY, use_tqdm=False)
         )
         stream = desk.submit(Ask(prompt="a", params=LONG, stream=True))
-        assert stream.get(10).outputs.token_ids
+        assert stream.get(60).outputs.token_ids
         os.kill(desk.pid, signal.SIGKILL)
         while not stream.is_over:
-            output = stream.get(10)
+            output = stream.get(60)
         assert "died with signal SIGKILL" in output.error_msg
         assert isinstance(stream.error, WorkerDiedError)
         with pytest.raises(WorkerDiedError):

@@ -45,7 +45,7 @@ class Model:
 
 
 class Runner:
-    """As runner.Runner answers for a model that raises."""
+    """As Runner answers for a model that raises."""
 
     def __init__(self, model, peers):
         self.model, self.peers = model, peers

@@ -158,11 +158,12 @@ def test_workers_that_hang_are_closed_at_the_same_time(monkeypatch):
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     workers = [Worker(f"hanging {n}", own(hang)) for n in range(3)]
     pids = [worker.receive() for worker in workers]
-    begin = time.monotonic()
+    close, given = Worker.close, []
+    monkeypatch.setattr(Worker, "close", lambda self, s: given.append(s) or close(self, s))
     close_all(workers)
-    assert time.monotonic() - begin < 8  # not three times as long as one
+    assert sum(max(0.0, seconds) for seconds in given) < 4.0  # not three times as long as one
     assert not any(is_alive(pid) for pid in pids)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.01)  # they read to the end of what the process wrote
     assert threading.active_count() == threads
@@ -192,7 +193,7 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and is_alive(pid):
         time.sleep(0.05)
     assert not is_alive(pid)

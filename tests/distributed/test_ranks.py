@@ -14,7 +14,6 @@ from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
-from mmdeploy_llm.system.processes.process import CLOSE_SECONDS
 from mmdeploy_llm.values.params import GuidedDecodingParams
 
 # Head counts that two ranks can share; ERNIE's ranks hold the same key/value head.
@@ -68,13 +67,12 @@ def one(folder):
 @pytest.fixture(scope="module")
 def two(folder):
     llm = LLM(str(folder), tensor_parallel_size=2, **OPTIONS)
-    pids = [worker.pid for worker in llm._desk.engine._runner._workers]
+    workers = llm._desk.engine._runner._workers
     yield llm
-    assert all(is_alive(pid) for pid in pids)
-    begin = time.monotonic()
+    assert all(is_alive(worker.pid) for worker in workers)
     llm.close()
-    assert time.monotonic() - begin < CLOSE_SECONDS
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(is_alive(worker.pid) for worker in workers)
+    assert not any(was_killed(worker) for worker in workers)
     with pytest.raises(EngineError, match="closed"):
         llm.generate("hello", use_tqdm=False)
 
@@ -288,13 +286,18 @@ class TestDeath:
 
         outputs = llm.generate_iter((f"prompt {n}" for n in range(10**9)), GREEDY)
         next(outputs)
-        os.kill(llm._desk.engine._runner._workers[1].pid, signal.SIGSEGV)
+        workers = llm._desk.engine._runner._workers
+        os.kill(workers[1].pid, signal.SIGSEGV)
         with pytest.raises(WorkerDiedError, match=r"rank 1 .* died with signal SIGSEGV"):
             for _ in outputs:
                 pass
-        begin = time.monotonic()
         llm.close()
-        assert time.monotonic() - begin < CLOSE_SECONDS
+        assert not any(was_killed(worker) for worker in workers)
+
+
+def was_killed(worker):
+    """Whether it had not ended by itself when it was closed."""
+    return worker._process.returncode == -signal.SIGKILL
 
 
 def is_alive(pid):
@@ -359,7 +362,7 @@ def test_ctrl_c_reaches_the_caller_alone(tiny_folder):
     out, err = process.communicate(timeout=30)
     assert "interrupted True" in out
     assert err.rstrip().endswith("KeyboardInterrupt")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in pids)

@@ -22,7 +22,7 @@ BACKENDS = {spec.name: spec for spec in provide_attention_backends() if spec.dev
 
 @pytest.fixture(scope="module")
 def cases(load_file):
-    return load_file("attention/cases.py")
+    return load_file("layers/attention/cases.py")
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,7 @@ def test_version_mismatch(site, requires, is_told):
 
 
 def test_a_package_that_holds_up_every_start_is_told(site, caplog, monkeypatch, model_plugin):
-    monkeypatch.setattr("mmdeploy_llm.hooks.registry.MAX_IMPORT_SECONDS", 0.05)
+    monkeypatch.setattr("mmdeploy_llm.hooks.registry.MAX_IMPORT_SECONDS", 0.0)
     site.install("slow", f"import time; time.sleep(0.06)\n{model_plugin()}")
     (told,) = PluginManager.load().plugins[-1].warnings
     assert "its import took " in told

@@ -12,7 +12,7 @@ from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaErr
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image import files
 from mmdeploy_llm.media.image.decode import ImageDecoder
-from mmdeploy_llm.media.image.heif import is_rotated_by_container, sniff_boxes
+from mmdeploy_llm.media.image.heif import is_rotated_by_container
 
 pillow_heif = pytest.importorskip("pillow_heif")
 LIMITS = MediaLimits()
@@ -153,4 +153,4 @@ def test_without_pillow_heif_it_says_what_reads_it(monkeypatch):
 )
 def test_boxes_without_sense(blob):
     assert not is_rotated_by_container(blob)
-    assert sniff_boxes(blob) is None
+    assert files.sniff(blob) is None

@@ -8,6 +8,7 @@ import pytest
 
 from mmdeploy_llm.testing.scaffold import KINDS, MEDIA
 from mmdeploy_llm.testing.scaffold.package import package_names, render, template_of
+from tests.test_architecture import PLUGIN_API
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "plugins/mmdeploy_llm_plugins" / "README.md").read_text()
@@ -26,6 +27,12 @@ def allowed():
     assert len(names) > 7
     assert len(shared) > 5
     return {*shared, *(f"mmdeploy_llm{name}" for name in names)}
+
+
+def test_the_guide_allows_what_the_built_in_plugins_may_import():
+    ours = {name for name in allowed() if not name.startswith("mmdeploy_llm_processors")}
+    kit = {"testing", "testing.tiny"}
+    assert ours == {f"mmdeploy_llm.{name}" for name in PLUGIN_API | kit}
 
 
 def imported(code):

@@ -3,7 +3,6 @@
 import ast
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ PLUGINS = ROOT / "plugins/mmdeploy_llm_plugins" / "README.md"
 PROCESSORS = ROOT / "processors/mmdeploy_llm_processors" / "README.md"
 BLOCK = re.compile(r"(.*?)^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`((?:src|tests)/[\w/]+\.py)`")
-MAX_SECONDS_TO_PASS = 180  # from `new` to a passing conformance run
 
 
 def section(readme, title):
@@ -38,17 +36,13 @@ class Reader:
         self.folder = environment.folder / "work"
         self.folder.mkdir()
         self.printed = []
-        self.seconds_to_pass = None
 
     def read(self, text):
-        start = time.monotonic()
         for words, language, code in steps(text):
             for written, real in self._replaced.items():
                 code = code.replace(written, real)
             if language == "bash":
                 self._shell(code)
-                if self.seconds_to_pass is None:
-                    self.seconds_to_pass = time.monotonic() - start
             elif language == "python":
                 self._python(words, code)
 
@@ -96,7 +90,6 @@ def test_what_is_shown_is_what_is_written(title, kind, name):
 def test_the_parser(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a parser"))
-    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
     assert " passed" in reader.printed[0]
     assert " passed" in reader.printed[1]
     assert " 0 failed" in reader.printed[1]
@@ -108,7 +101,6 @@ def test_the_parser(new_reader):
 def test_the_logits_processor(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a logits processor"))
-    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
     assert " passed" in reader.printed[0]
     assert reader.printed[1].splitlines() == ["False"]
 
@@ -125,7 +117,6 @@ def test_the_processor(new_reader, load_file, tmp_path):
     shutil.copytree(file.parents[1], copy / "examples" / "plugin_minimal")
     reader = new_reader(replaced=replaced)
     reader.read(section(PROCESSORS, "Write a processor"))
-    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
     assert " passed" in reader.printed[0]
     assert " passed" in reader.printed[2]
     assert " 0 failed" in reader.printed[2]
@@ -136,7 +127,6 @@ def test_the_processor(new_reader, load_file, tmp_path):
 def test_the_model(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a model"))
-    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
     assert " passed" in reader.printed[0]
     assert len(ast.literal_eval(reader.printed[1])) == 8
 
@@ -145,6 +135,5 @@ def test_the_model(new_reader):
 def test_the_model_that_reads_images(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a model that reads images"))
-    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
     assert " passed" in reader.printed[0]
     assert reader.printed[1].splitlines()[-1] == "16 True"

@@ -96,7 +96,7 @@ def test_typed_placeholders_are_replaced_in_linear_time_cve_2025_46560(real):
     start = time.monotonic()
     with pytest.raises(RequestError):  # too long
         real().accept({"messages": messages}, SamplingParams())
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 def test_hash_ignores_shape_cve_2025_46722(real, generate):
@@ -145,7 +145,7 @@ def test_decompression_bombs_cve_2026_40192_cve_2026_54233(real, generate):
         start = time.monotonic()
         with pytest.raises(MediaLimitError, match="16000000"):
             generate(real(max_pixels=1_000_000), blob)
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 60
 
 
 def test_decompression_bomb_in_text_chunks(real, generate):
@@ -163,7 +163,7 @@ def test_decompression_bomb_in_text_chunks(real, generate):
     start = time.monotonic()
     with contextlib.suppress(MediaError):  # refusing it is as good as leaving the text alone
         generate(real(), blob)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 def test_unbounded_frames_cve_2026_34755_cve_2026_105758():
@@ -191,7 +191,7 @@ def test_redos_cve_2026_55574_pysec_2026_3933_cve_2025_71379(regex, raw_tokenize
         start = time.monotonic()
         with contextlib.suppress(RequestError):
             backend.validate(GuidedDecodingParams(regex=regex))
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 60
 
 
 def test_redos_grammars_are_bounded_in_size_cve_2025_29770(raw_tokenizer):

@@ -144,7 +144,7 @@ def test_03_limits_are_checked_before_decoding(real, generate):
         generate(real(), png(60_000, 60_000))
     with pytest.raises(MediaLimitError, match="bytes"):
         generate(real(max_bytes=100), png(8, 8, b"x" * 10_000) + b"x" * 100)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 def test_03_counts_are_checked_before_anything_is_opened(real, generate, serve):
@@ -238,10 +238,10 @@ def test_05_decoding_can_be_killed(function, kind, tmp_path, monkeypatch):
     """A codec that hangs, uses all memory or crashes fails its item; the next one is decoded."""
     (tmp_path / "hostile_codec.py").write_text(HOSTILE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    workers, limits = Workers(), {"timeout": 20.0, "max_memory": 2**31}
+    workers, limits = Workers(), {"timeout": 60.0, "max_memory": 2**31}
     try:
         assert list(workers.stream("hostile_codec:answer", b"abc", {}, **limits))
-        short = limits | {"timeout": 1.0 if function == "hang" else 20.0}
+        short = limits | {"timeout": 1.0 if function == "hang" else 60.0}
         with pytest.raises(kind):
             list(workers.stream(f"hostile_codec:{function}", b"", {}, **short))
         ((fields, _),) = workers.stream("hostile_codec:answer", b"abc", {}, **limits)

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 EOS = 256
 SECONDS = 1.0
-SLACK = 20.0  # seconds on a busy machine: start of a process, its end, pauses of this one
-MAX_STEP = 2.0  # seconds for the masks of a token, on a busy machine
+SLACK = 60.0  # seconds after which something hangs
+MAX_STEP = 60.0  # seconds for the masks of a token
 NUM_STEPS = 120
 
 

@@ -119,7 +119,7 @@ def test_no_preview_of_what_the_engine_refuses(folder, previews):
     for name in HOSTILE:
         assert make(Media(kind=kind_of(name), name=str(folder / name))) == (), name
     assert make(Media(kind="image", name="/dev/zero")) == ()
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     assert peak_bytes() - before < 2**30
 
 
@@ -141,10 +141,10 @@ def test_the_deadline_and_the_isolation_hold(folder, previews, monkeypatch):
     )
     assert previews(media_isolation="process")(good)
     assert len(apart) == 1
-    monkeypatch.setattr(Thumbnails, "decode", lambda *args: time.sleep(20))
+    monkeypatch.setattr(Thumbnails, "decode", lambda *args: time.sleep(600))
     begin = time.monotonic()
     assert previews(media_timeout=0.1)(good) == ()
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_a_whole_batch(folder, tmp_path):

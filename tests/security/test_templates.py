@@ -28,8 +28,8 @@ from mmdeploy_llm.testing.tiny import CHATML, write_tiny
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
 NUM_TOGETHER = 500  # in one test
-SLACK = 8.0  # seconds on a busy machine: start of a process, its end, pauses of this one
-MAX_PAUSE = 5.0  # seconds in which another thread makes no progress, on a busy machine
+SLACK = 60.0  # seconds after which something hangs
+MAX_PAUSE = 60.0  # seconds without progress of another thread: it stands still
 MAX_GROWTH = 512 * 2**10  # KiB of this process
 CHAT = [{"role": "user", "content": "hello"}]
 TOKENIZER = SimpleNamespace(special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"})
@@ -260,19 +260,19 @@ def test_what_published_templates_use_is_rendered(index, renderer):
             "add_generation_prompt": True,
             "x": {1: 2.5, "a": [None, True]},
         }
-        there = caught(renderer.render, template, variables, 30.0)
-        assert there == caught(run, template, variables, 30.0) is not None
+        there = caught(renderer.render, template, variables, 60.0)
+        assert there == caught(run, template, variables, 60.0) is not None
 
 
 @pytest.mark.full
-def test_a_template_costs_less_than_two_milliseconds(renderer):
+def test_one_process_renders_template_after_template(renderer):
+    """None is started for a template: that would cost a hundred times as much."""
     variables = {**TOKENIZER.special_tokens_map, "messages": [*CONVERSATION[2:], *CHAT] * 3}
-    times = []
-    for _ in range(200):
-        begin = time.perf_counter()
-        renderer.render(CHATML, variables, 30.0)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.002
+    renderer.render(CHATML, variables, 60.0)
+    first = renderer._helper._worker.pid
+    for _ in range(20):
+        renderer.render(CHATML, variables, 60.0)
+        assert renderer._helper._worker.pid == first
 
 
 @pytest.mark.full
@@ -334,7 +334,7 @@ def test_closing_ends_a_call_that_hangs():
     time.sleep(0.3)
     begin = time.monotonic()
     renderer.close()
-    thread.join(10)
+    thread.join(60)
     assert time.monotonic() - begin < SLACK
     assert found == ["this LLM is closed; make a new one"]
     assert worker._process.returncode is not None
@@ -394,5 +394,5 @@ def test_mutations_end_in_text_or_request_errors(seed, renderer):
         begin = time.monotonic()
         with suppress(RequestError):
             render(TOKENIZER, template, CONVERSATION, {}, renderer=renderer, seconds=0.2)
-        assert time.monotonic() - begin < 3 * SLACK, template  # one of many may meet a pause
+        assert time.monotonic() - begin < SLACK, template
     assert_sound(renderer)

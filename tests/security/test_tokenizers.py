@@ -86,7 +86,7 @@ def test_an_expression_that_never_ends_is_that_texts_error():
         begin = time.monotonic()
         with pytest.raises(RequestError, match=r"did not read this text within 0\.5 s"):
             encoder.encode(LETTERS, add_special_tokens=False)
-        assert time.monotonic() - begin < 20  # with the start of the process
+        assert time.monotonic() - begin < 60  # with the start of the process
         assert encoder.encode("b", add_special_tokens=False) == [2]
     finally:
         encoder.close()
@@ -169,7 +169,7 @@ def test_the_process_in_a_thread_of_this_one(monkeypatch):
     channel.send(("a" * 40 + "!", False))
     assert ours.recv_bytes().startswith(b"E")
     ours.close()
-    served.join(10)
+    served.join(60)
     assert not served.is_alive()
 
 

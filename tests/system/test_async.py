@@ -118,7 +118,7 @@ class TestReading:
 
     def test_without_asyncio(self, llm, expected):
         handles = [llm.submit(text, GREEDY) for text in TEXTS]
-        assert [tokens(handle.result(timeout=20)) for handle in handles] == expected
+        assert [tokens(handle.result(timeout=60)) for handle in handles] == expected
 
     def test_deltas_add_up(self, llm, expected):
         handles = [llm.submit(text, GREEDY) for text in TEXTS]
@@ -291,7 +291,7 @@ class TestNothingStays:
         handle = llm.submit(TEXTS[0], ENDLESS)
         handle.get()
         handle.abort()
-        output = handle.result(timeout=20)
+        output = handle.result(timeout=60)
         assert output.outputs.finish_reason == "abort"
         assert handle.status == "interrupted"
         assert 0 < len(tokens(output)) < ENDLESS.max_tokens
@@ -349,7 +349,7 @@ class TestNothingStays:
     def test_a_reader_that_is_slow_stalls_nobody(self, llm, expected):
         slow = llm.submit(TEXTS[1], LONG)
         assert slow.get() is not None
-        assert tokens(llm.submit(TEXTS[0], GREEDY).result(timeout=20)) == expected[0]
+        assert tokens(llm.submit(TEXTS[0], GREEDY).result(timeout=60)) == expected[0]
         until(lambda: slow.is_finished)
         rest = slow.get()
         assert len(tokens(rest)) > 1
@@ -363,8 +363,8 @@ class TestQueue:
             with pytest.raises(QueueFullError, match="max_queued allows 3"):
                 narrow.submit(TEXTS[0], GREEDY, wait=False)
             assert not any(each.is_finished for each in (running, *waiting))
-        assert running.result(timeout=20).is_ok
-        assert all(each.result(timeout=20).is_ok for each in waiting)
+        assert running.result(timeout=60).is_ok
+        assert all(each.result(timeout=60).is_ok for each in waiting)
         assert narrow.submit(TEXTS[0], GREEDY, wait=False).result().is_ok
 
     def test_or_waits(self, narrow, expected):
@@ -381,10 +381,10 @@ class TestQueue:
             begins = [handle.result(60) and handle.stats.first_token_time for handle in handles]
         assert sorted(range(4), key=begins.__getitem__) == [3, 1, 0, 2]
 
-    def test_a_request_has_a_deadline_wherever_it_is(self, narrow):
-        with paused(narrow, timeout=1) as (_, running):
-            queued = narrow.submit(TEXTS[1], LONG, timeout=0.02)
-            time.sleep(1)  # until both are late
+    def test_a_request_has_a_deadline_wherever_it_is(self, narrow, clock):
+        with paused(narrow, timeout=300) as (_, running):
+            queued = narrow.submit(TEXTS[1], LONG, timeout=200)
+            clock.pass_by(300)
         assert queued.result(60).error_code == 408
         assert running.result(60).error_code == 408
         assert queued.status == running.status == "interrupted"
@@ -426,7 +426,7 @@ class TestEnd:
         waiter = threading.Thread(target=handle.result)
         waiter.start()
         llm.close()
-        waiter.join(20)
+        waiter.join(60)
         assert not waiter.is_alive()
         assert handle.status == "interrupted"
         assert not handle.result().is_ok

@@ -211,7 +211,7 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
         bad = image_prompt(f"http://127.0.0.1:{port}/a.png")
         begin = time.monotonic()
         check_batch(llm, bad, good, 408, "0.5 seconds|longer|time")
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 60
 
 
 @pytest.mark.full
@@ -277,11 +277,41 @@ def awake(monkeypatch):
     event.set()
 
 
+class Ends:
+    """Counts the requests that have ended."""
+
+    num = 0
+
+    @hookimpl
+    def on_request_finished(self, record):
+        self.num += 1
+
+
+@pytest.fixture
+def outlasts(awake, clock):
+    """outlasts(llm) -> a function that hangs until `awake`. All good requests of `check_batch` end
+    meanwhile; then time goes by, since no machine should be too slow for them."""
+
+    def of(llm):
+        ends = Ends()
+        llm.plugins.register(ends, name="ends")
+
+        def hang():
+            while ends.num < 6:
+                time.sleep(0.01)
+            clock.pass_by(600)
+            awake.wait(600)
+
+        return hang
+
+    return of
+
+
 class HangingStore:
     """Another package's fetcher: store://hang never returns, any other name is the same image."""
 
-    def __init__(self, blob, awake):
-        self.blob, self.awake, self.is_asked = blob, awake, threading.Event()
+    def __init__(self, blob, hang):
+        self.blob, self.hang, self.is_asked = blob, hang, threading.Event()
 
     @hookimpl
     def fetch_media(self, ref):
@@ -289,39 +319,38 @@ class HangingStore:
             return None
         if ref.uri.startswith("store://hang"):
             self.is_asked.set()
-            self.awake.wait(60)
+            self.hang()
         return self.blob
 
 
-def test_a_fetcher_that_hangs(make_llm, tiny_folder, image_prompt, make_picture, awake):
-    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_fetch_timeout=0.5)
-    store = HangingStore(encoded(make_picture(1, 80, 60)), awake)
+def test_a_fetcher_that_hangs(make_llm, tiny_folder, image_prompt, make_picture, outlasts):
+    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_fetch_timeout=600)
+    store = HangingStore(encoded(make_picture(1, 80, 60)), outlasts(llm))
     llm.plugins.register(store, name="acme")
     good = [image_prompt(f"store://{name}") for name in range(3)]
-    start = time.monotonic()
-    message = r"plugin 'acme' .* has not fetched 'store://hang' within 0\.5 s"
+    message = r"plugin 'acme' .* has not fetched 'store://hang' within 600 s"
     check_batch(llm, image_prompt("store://hang"), good, 408, message)
-    assert time.monotonic() - start < 20
     assert llm.plugins.guard.num_hung == 1
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["decode", "process"])
 def test_a_processor_that_hangs(
-    make_llm, tiny_folder, image_prompt, make_picture, monkeypatch, awake, method
+    make_llm, tiny_folder, image_prompt, make_picture, monkeypatch, outlasts, method
 ):
-    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_timeout=1)
+    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_timeout=600)
+    hang = outlasts(llm)
     processor = type(llm._desk.intake.media._processors["image"])
     call = getattr(processor, method)
 
     def hanging(self, item, *rest):
         if item.size == (77, 66):
-            awake.wait(60)
+            hang()
         return call(self, item, *rest)
 
     monkeypatch.setattr(processor, method, hanging)
     good = [image_prompt(make_picture(seed, 80, 60)) for seed in range(3)]
-    message = "ErnieImageProcessor .* has not finished with the image within 1 s"
+    message = "ErnieImageProcessor .* has not finished with the image within 600 s"
     check_batch(llm, image_prompt(make_picture(5, 77, 66)), good, 408, message)
 
 
@@ -331,7 +360,7 @@ def test_a_fetcher_that_always_hangs_is_given_up(
 ):
     num_threads, num_bad = 2, guard.MAX_HUNG + 6
     llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=num_threads, media_fetch_timeout=0.2)
-    llm.plugins.register(HangingStore(b"", awake), name="acme")
+    llm.plugins.register(HangingStore(b"", lambda: awake.wait(600)), name="acme")
     bad = [image_prompt(f"store://hang/{number}") for number in range(num_bad)]
     *failed, good = llm.generate(
         [*bad, image_prompt(make_picture(2, 80, 60))], GREEDY, use_tqdm=False
@@ -350,7 +379,7 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
     make_llm, tiny_folder, image_prompt, make_picture, awake
 ):
     llm, _ = make_llm(tiny_folder(FAMILY), media_fetch_timeout=60)
-    store = HangingStore(b"", awake)
+    store = HangingStore(b"", lambda: awake.wait(600))
     llm.plugins.register(store, name="acme")
     outputs = llm.generate_iter([image_prompt("store://hang")], GREEDY)
     ended = []
@@ -365,8 +394,8 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
     assert store.is_asked.wait(60)
     start = time.monotonic()
     llm.close()
-    taking.join(timeout=20)
-    assert time.monotonic() - start < 20
+    taking.join(timeout=60)
+    assert time.monotonic() - start < 60
     assert ended
 
 
@@ -402,7 +431,7 @@ def test_out_of_memory_in_the_encoder(llm, image_prompt, make_picture, monkeypat
 
 
 PROGRAM = """
-import sys, threading
+import sys, threading, time
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
 
@@ -412,12 +441,14 @@ class Hanging:
         threading.Event().wait()
 
 folder, text, ends = sys.argv[1:]
-llm = LLM(model=folder, use_warmup=False, media_fetch_timeout=1 if ends == "after" else 600)
+llm = LLM(model=folder, use_warmup=False, media_fetch_timeout=600)
 llm.plugins.register(Hanging(), name="acme")
 bad = {"prompt": text, "multimodal_data": {"image": ["store://x"]}}
 outputs = llm.generate_iter([bad, "hello"], SamplingParams(temperature=0, max_tokens=2))
 print(next(outputs).error_msg, flush=True)  # of "hello", while the other one hangs
 if ends == "after":
+    now = time.monotonic
+    time.monotonic = lambda: now() + 1000
     print(next(outputs).error_msg, flush=True)
 """
 
@@ -431,9 +462,7 @@ def test_a_program_ends_though_a_plugin_hangs(tiny_folder, reference_of, ends):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             lines = [process.stdout.readline() for _ in range(1 + (ends == "after"))]
-            start = time.monotonic()
-            assert process.wait(timeout=30) == 0
-            assert time.monotonic() - start < 15
+            assert process.wait(timeout=60) == 0
         finally:
             process.kill()
     assert lines[0] == "None\n"

@@ -379,7 +379,7 @@ class TestFastDeployBugs:
     def test_a_refused_request_leaves_no_orphans(self, text_llm):
         with pytest.raises(PromptTooLongError):
             text_llm.generate(["a", "b", "fox " * 5000], GREEDY, on_error="raise", use_tqdm=False)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while text_llm._desk.engine._requests and time.monotonic() < end:
             time.sleep(0.01)
         assert not text_llm._desk.engine._requests

@@ -155,7 +155,7 @@ closers = [threading.Thread(target=llm.close) for _ in range(2)]
 for closer in closers:
     closer.start()
 for thread in closers + threads:
-    thread.join(30)
+    thread.join(60)
 llm.close()
 print(sorted(ends) == sorted(calls), all(ends.values()))
 try:

@@ -448,7 +448,7 @@ class TestDashInferEngine:
         handle = engine[self.NAME].submit("a", SamplingParams(max_tokens=200, ignore_eos=True))
         first = handle.get()
         handle.abort()
-        assert handle.wait(20)
+        assert handle.wait(60)
         assert handle.status == "interrupted"
         rest = handle.get_nowait()
         ids = first.outputs.token_ids + (rest.outputs.token_ids if rest else [])

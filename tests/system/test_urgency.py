@@ -18,15 +18,18 @@ OPTIONS = {
 }
 
 
-class Slow:
-    """Waits in every step, and records the order in which requests end."""
+class Observer:
+    """Is called in every step, and records the order in which requests end."""
 
     def __init__(self):
-        self.ended, self.seconds = [], 0.0
+        self.ended, self.num_steps, self.on_fourth_step = [], 0, None
 
     @hookimpl
     def on_step(self, stats):
-        time.sleep(self.seconds)
+        if self.on_fourth_step is not None:
+            self.num_steps += 1
+            if self.num_steps == 4:
+                self.on_fourth_step()
 
     @hookimpl
     def on_request_finished(self, record):
@@ -41,20 +44,20 @@ def llm(tiny_folder):
 
 @pytest.fixture(scope="module")
 def observer(llm):
-    observer = Slow()
-    llm.plugins.register(observer, name="slow")
+    observer = Observer()
+    llm.plugins.register(observer, name="observer")
     return observer
 
 
 @pytest.fixture
-def slow(observer):
+def seen(observer):
     observer.ended.clear()
     yield observer
-    observer.seconds = 0.0
+    observer.on_fourth_step = None
 
 
 @pytest.mark.full
-def test_smaller_priorities_are_served_first(llm, slow):
+def test_smaller_priorities_are_served_first(llm, seen):
     """One request runs at a time; the lengths of the prompts tell them apart."""
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     priorities = {5: 0, 6: 2, 7: -1, 8: 0, 9: -1}
@@ -64,15 +67,16 @@ def test_smaller_priorities_are_served_first(llm, slow):
     ]
     begin_together(llm, len(prompts))
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [priorities[length] for length in slow.ended] == [-1, -1, 0, 0, 2]
+    assert [priorities[length] for length in seen.ended] == [-1, -1, 0, 0, 2]
     alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
     assert [own.outputs.token_ids for own in outputs] == [own.outputs.token_ids for own in alone]
 
 
-def test_a_request_ends_while_it_generates_and_while_it_waits(llm, slow):
+def test_a_request_ends_while_it_generates_and_while_it_waits(llm, seen, clock):
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-    slow.seconds = 0.05
-    prompts = [{"prompt": "hello", "timeout": 1}, {"prompt": "hello", "timeout": 1}, "hello"]
+    seen.on_fourth_step = lambda: clock.pass_by(300)
+    prompts = [{"prompt": "hello", "timeout": 300}, {"prompt": "hello", "timeout": 300}, "hello"]
+    begin_together(llm, len(prompts))
     short = SamplingParams(max_tokens=3, temperature=0)
     *both, third = llm.generate(prompts, [params, params, short], use_tqdm=False)
     second, first = sorted(both, key=lambda output: len(output.outputs.token_ids))
@@ -81,34 +85,33 @@ def test_a_request_ends_while_it_generates_and_while_it_waits(llm, slow):
     assert 0 < num_tokens < 60
     assert first.outputs.text
     assert first.error_msg == (
-        f"the request was not finished within its timeout of 1 s: it had generated {num_tokens} "
+        f"the request was not finished within its timeout of 300 s: it had generated {num_tokens} "
         "tokens; raise timeout or leave it out"
     )
     assert second.error_code == 408
-    # On a slow machine the first one may end before this one's time is over.
-    assert "it waited to start" in second.error_msg or "it had generated" in second.error_msg
+    assert "it waited to start" in second.error_msg
     assert third.is_ok
-    slow.seconds = 0.0
     (whole,) = llm.generate("hello", params, use_tqdm=False)
     assert whole.outputs.token_ids[:num_tokens] == first.outputs.token_ids
 
 
-def test_a_request_ends_while_its_media_are_read(llm):
+def test_a_request_ends_while_its_media_are_read(llm, clock):
     awake = threading.Event()
 
     class Pipe:
         def read(self, count):
-            awake.wait(50)
+            clock.pass_by(300)
+            awake.wait(600)
             return b""
 
     prompt = {
         "prompt": "<|vision_start|><|image_pad|><|vision_end|>what?",
         "multimodal_data": {"image": Pipe()},
-        "timeout": 0.3,
+        "timeout": 300,
     }
     begin = time.monotonic()
     late, other = llm.generate([prompt, "hello"], SamplingParams(max_tokens=2), use_tqdm=False)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     awake.set()
     assert late.error_code == 408
     # The reader of the image and the engine's thread both watch the time; either may say it.

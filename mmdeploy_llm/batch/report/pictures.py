@@ -15,6 +15,7 @@ from urllib.parse import quote
 from mmdeploy_llm.data.records.files import Folder, OutputLostError
 from mmdeploy_llm.data.records.item import Media
 from mmdeploy_llm.data.records.unicode_text import without_surrogates
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .bidi import without_bidi_controls
 from .previews import FilePreviews, MakePreviews
@@ -185,7 +186,8 @@ def _data_url(blob: bytes) -> str:
 
 
 def _form(blob: bytes) -> str:
-    return MP3 if blob.startswith(b"ID3") else JPEG
+    found = format_of(blob[:HEAD])
+    return MP3 if found and found.kind == "audio" else JPEG
 
 
 def _named(media: Media, sources: Iterable[str], forms: Sequence[str]) -> tuple[Picture, ...]:

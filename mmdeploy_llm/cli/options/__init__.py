@@ -4,7 +4,7 @@ A group is a frozen dataclass in a file of its own. Each field is an option: the
 hyphens is the option's name, its default the option's default, and its annotation says the rest.
 A method of the group says what the options do: `to_settings` returns fields of BatchSettings,
 `to_engine` options of LLM(), `to_sampling` parameters of SamplingParams. One line in DeskOptions
-(desk.py) gives a group to both `caption` and `batch`; a parameter of a command gives it to that
+(shared.py) gives a group to both `caption` and `batch`; a parameter of a command gives it to that
 command alone:
 
     @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,12 @@ find_media(paths, options) --> Found   files     in order, each with its kind an
                                        skipped   what is not read, each with its reason
   walk.py     folders and globs: names that are left out, links, what is no regular file
   names.py    names of systems that are left out; the patterns of --exclude
-  signatures.py, kinds.py   what a file is, by its first bytes
+  kinds.py    what a file is, by its first bytes
   animations.py  whether an image has several frames
   identity.py ids of files: their paths beneath the input's root
-  wanted.py, words.py   which kinds become items
+  chosen_kinds.py        which kinds become items
   skipped.py  what was passed over, counted and written to a file
-  gone.py     which records are of files that are certainly gone
+  removed.py  which records are of files that are certainly gone
 
-options.py holds what callers choose, resumed.py finds the files of an earlier run again,
-contents.py and duplicates.py find items that ask the same.
+options.py holds what callers choose; contents.py and duplicates.py find items that ask the same.
 """

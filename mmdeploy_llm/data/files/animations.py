@@ -9,9 +9,9 @@ from itertools import islice
 
 from mmdeploy_llm.media.image.tiff import first_directory, pages_of
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.first_bytes import Format
 
 from .collections import has_several
-from .signatures import AVIF, GIF, HEIF, PNG, TIFF, WEBP, Format
 
 MAX_PIECES = 100_000  # of a GIF; a second frame comes after all those of the first
 MAX_CHUNKS = 64  # of a PNG before its pixels
@@ -42,16 +42,16 @@ class _File:
 
 def is_animated(fd: int, found: Format) -> bool:
     """Returns whether an open file of this format has several frames."""
-    readers = {GIF: _gif, PNG: _png, WEBP: _webp}
+    readers = {"GIF": _gif, "PNG": _png, "WEBP": _webp}
     with suppress(EOFError, OSError):
-        return found in readers and readers[found](_File(fd))
+        return found.image in readers and readers[found.image](_File(fd))
     return False
 
 
 def is_paged(fd: int, found: Format) -> bool:
     """Returns whether an open file of this format has pages beside its first picture."""
     with suppress(EOFError, OSError, OverflowError):
-        if found is TIFF:
+        if found.image == "TIFF":
             file = _File(fd)
             return [*islice(pages_of(file.at), 2)] != [first_directory(file.at)]
     return False
@@ -67,7 +67,7 @@ def is_collection(fd: int, found: Format) -> bool:
         return data
 
     with suppress(EOFError, OSError, OverflowError):
-        return found in (AVIF, HEIF) and has_several(read, os.fstat(fd).st_size)
+        return found.image in ("AVIF", "HEIF") and has_several(read, os.fstat(fd).st_size)
     return False
 
 

@@ -12,8 +12,8 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable, PluginManager
 from mmdeploy_llm.messages import MEDIA_KINDS
 
+from .kinds import PAGED
 from .lists import listed
-from .signatures import PAGED
 from .skipped import Skip
 
 

@@ -16,10 +16,9 @@ from mmdeploy_llm.hooks import KindTable
 
 from .chosen_kinds import Wanted
 from .identity import common_root
-from .kinds import Media, NotMedia, read_kinds
+from .kinds import PAGED, Media, NotMedia, read_kinds
 from .missing import is_gone, nowhere
 from .names import Patterns
-from .signatures import PAGED
 from .skipped import Skip, Skipped
 from .walk import Place, Walker
 

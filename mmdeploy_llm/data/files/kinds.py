@@ -19,10 +19,10 @@ from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.first_bytes import EMPTY, HEAD, RAW, Format, format_of, is_text
 
 from .animations import is_animated, is_collection, is_paged
 from .lists import listed
-from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of, is_text
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 256
@@ -32,8 +32,9 @@ _RAWS = (
     "3fr arw cr2 cr3 dcr dng erf iiq k25 kdc mef mos mrw nef nrw orf pef raf raw rw2 rwl sr2 srf "
     "srw x3f"
 )
-# Kinds whose formats the table of signatures tells better than a few first bytes.
-KNOWN_KINDS = frozenset((*MEDIA_KINDS, SOUND.kind, PDF.kind))
+# Kinds whose formats the table of first bytes tells better than a few of them.
+KNOWN_KINDS = frozenset((*MEDIA_KINDS, "audio", "pdf"))
+PAGED = "tiff"  # the kind of TIFF files whose pages are read one by one
 RAW_SUFFIXES = frozenset(f".{name}" for name in _RAWS.split())
 
 
@@ -143,9 +144,9 @@ def _judged(
     kinds: KindTable,
 ) -> Media | NotMedia:
     suffix = Path(path).suffix.lower()
-    if suffix in RAW_SUFFIXES and not named and (found is None or found is TIFF):
+    if suffix in RAW_SUFFIXES and not named and (found is None or found.image == "TIFF"):
         found = RAW
-    if found is HEIF and not has_heif:
+    if found is not None and found.image == "HEIF" and not has_heif:
         return NotMedia(label=suffix or "HEIF", reason="a HEIF image is not read", hint=HEIF_HINT)
     if named and named != kinds.of_name(f"x{suffix}"):  # ".ome.tiff" says more than first bytes do
         return Media(kind=named)

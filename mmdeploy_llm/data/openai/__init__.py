@@ -5,5 +5,4 @@ chat.py       the fields of a chat completion, and of a plain completion
 responses.py  the fields of /v1/responses
 params.py     parameters of sampling, tools and formats
 bodies.py     a record becomes the body of a response
-sink.py       an output in this format, made from lines of records beside it
 """

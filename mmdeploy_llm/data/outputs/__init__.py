@@ -1,12 +1,14 @@
 """Outputs of a batch: what a run writes to, resumes from and reports.
 
-    opening/choose.py --> JsonlSink   one file of lines                        jsonl.py
-                      |-> StoreSink   what a plugin's RecordStore writes       opening/stored.py
-                      '-> PartsSink   complete parts, and one that grows       part*.py
-                          shelves.py  where complete parts are: a folder, or a URL of fsspec
-                          lines.py    parts of lines; the journal of Parquet parts
-                          parquet.py  Parquet parts
-                          tars.py     WebDataset tars; media.py: the media beside the answers
+    opening/choose.py --> JsonlSink   one file of lines                  jsonl.py
+                      |-> StoreSink   what a plugin's RecordStore writes opening/stored.py
+                      '-> PartsSink   complete parts, and one that grows part*.py
+                            lines.py    parts of lines; the journal of Parquet parts
+                            parquet.py  Parquet parts
+                            tars.py     WebDataset tars
+
+Complete parts are in a folder, or at a URL of fsspec: data/records/shelves.py. The media that stand
+beside the answers come from data/records/media.py.
 
 A part is complete or absent. The records since the last part are in a file that grows, which is on
 this machine also when the parts are not, and which a killed run leaves with all its records:

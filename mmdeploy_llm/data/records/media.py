@@ -19,25 +19,10 @@ from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.engine.intake.prompts import MEDIA_KEYS
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 MAX_BYTES = 2**31
 MAX_SUFFIX = 8  # characters of a suffix that a name keeps
-SNIFFED = 16  # bytes at the beginning of a file
-SIGNATURES = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
-    (b"\x1a\x45\xdf\xa3", "webm"),
-    (b"fLaC", "flac"),
-    (b"ID3", "mp3"),
-    (b"%PDF-", "pdf"),
-)
-RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
-BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"mif1": "heif"}
-BRANDS |= {b"qt  ": "mov", b"M4A ": "m4a"}
 
 
 class LeftOutError(Exception):
@@ -64,7 +49,7 @@ def first_media(item: Item | BadItem | None) -> Iterator[Blob | None]:
     file = _opened(value)
     with file:
         size = _size(file)
-        head = file.read(SNIFFED)
+        head = file.read(HEAD)
         file.seek(0)
         yield Blob(file=file, size=size, suffix=_suffix(head, value))
 
@@ -153,15 +138,11 @@ def _size(file: IO[bytes]) -> int:
 
 def _suffix(head: bytes, value: Any) -> str:
     """Returns what the bytes are; where that is not known, the suffix of the name, or "bin"."""
-    for signature, suffix in SIGNATURES:
-        if head.startswith(signature):
-            return suffix
-    if head.startswith(b"RIFF"):
-        return RIFF.get(head[8:12], "bin")
-    if head[4:8] == b"ftyp":
-        return BRANDS.get(head[8:12], "mp4")
     name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     own = os.path.splitext(name)[1].lower().removeprefix(".") if not is_url(str(name)) else ""
+    found = format_of(head)
+    if found is not None and found.suffixes:
+        return own if own in found.suffixes else found.suffixes[0]
     # A suffix of ours would hide the answer.
     is_plain = (
         own.isascii() and own.isalnum() and len(own) <= MAX_SUFFIX and own not in ("json", "txt")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 from mmdeploy_llm.engine.engine import Engine
 from mmdeploy_llm.engine.intake.prompts import adapter_of
 from mmdeploy_llm.layers.adapters.attached.table import AdapterTable
-from mmdeploy_llm.request import MediaSpan, Request
 from mmdeploy_llm.values.adapter_ref import AdapterRef
 
 from .ask import Ask
@@ -44,20 +42,3 @@ class LocalAdapters(Desk):
         RequestError."""
         name = adapter_of(ask.prompt, ask.adapter or self.runtime.options.default_adapter)
         return self._table.find(name) if name else None
-
-
-def with_adapter(requests: tuple[Request, ...], ref: AdapterRef | None) -> tuple[Request, ...]:
-    """Gives the requests of a prompt their adapter. Where it changes what encodes media, theirs
-    have keys of their own."""
-    for request in requests if ref is not None else ():
-        request.adapter = ref
-        if ref is not None and ref.has_media:
-            request.media = tuple(_span(span, ref) for span in request.media)
-    return requests
-
-
-def _span(span: MediaSpan, ref: AdapterRef) -> MediaSpan:
-    if span.item.embeds is not None:  # nothing encodes it
-        return span
-    item = replace(span.item, key=f"{span.item.key}@{ref.key}", adapter=ref.key)
-    return replace(span, item=item)

@@ -32,7 +32,7 @@ from mmdeploy_llm.media.loading.cache import CacheStats
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.system.processes import finalize_here, interrupt_thread
 
-from .adapters import LocalAdapters, with_adapter
+from .adapters import LocalAdapters
 from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, DeskStats, Held
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class LocalDesk(LocalAdapters):
         if held.number not in self._held:
             return
         try:
-            ref = self._adapter_of(ask)
+            adapter = self._adapter_of(ask)
             requests = self.intake.accept(
                 ask.prompt,
                 ask.params,
@@ -183,8 +183,9 @@ class LocalDesk(LocalAdapters):
                 deadline=held.deadline,
                 is_shared=ask.group is not None,
                 wanted=ask.wanted,
+                adapter=adapter,
             )
-            self._post(partial(self._admit, held, with_adapter(requests, ref)))
+            self._post(partial(self._admit, held, requests))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
             reason = error if isinstance(error, Exception) else PluginError(error_text(error))
             self._post(partial(self._finish, held.number, reason))

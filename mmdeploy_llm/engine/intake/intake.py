@@ -17,51 +17,43 @@ from typing import Any
 
 from mmdeploy_llm.engine.intake.templates import Renderer
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
+from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.media.boxes.reading import FoundBoxes, find_boxes
 from mmdeploy_llm.media.budgets.choice import budgets_of
 from mmdeploy_llm.media.loading.cache import CacheStats
 from mmdeploy_llm.media.loading.embeds import EmbedsReader
-from mmdeploy_llm.media.loading.expanding import PartExpander
-from mmdeploy_llm.media.loading.kinds import ModelMedia
-from mmdeploy_llm.media.loading.loader import Fetch, MediaLoader
+from mmdeploy_llm.media.loading.keys import encoded_by
+from mmdeploy_llm.media.loading.loader import MediaLoader
 from mmdeploy_llm.media.loading.outside import Expanded, divided
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.system.guarding.calls import CallGuard
 from mmdeploy_llm.system.guarding.given_template import load_template
+from mmdeploy_llm.values.adapter_ref import AdapterRef
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.pooling_request import Wanted
 
 from .chat import read_messages, with_sources
-from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
+from .defaults import ParamsResolver, sample_seed
 from .documents import Documents, Group
 from .parts import TemplateParts
 from .placeholders import Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
 from .reasoning_ends import ReasoningEnds
 from .rendered import Rendered, TokenCount
+from .rules import MediaRules, ParamRules, TextRules
 from .template import render, template_variables, warn_of_unread
-from .tokenizer import PromptTokenizer
 from .tools import chosen_tools
 from .unicode_text import check_chat
-from .wanting import Wanting
+from .wanting import Wanting, Writing
 
 
 class Intake:
     """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
-    tokenizer, media (what reads each kind), fetch, config, limits: ready collaborators.
-    vocab_size: number of ids that the model knows. eos_token_ids: ids that end a sequence.
-    chat_template: the one that messages are rendered with.
-    reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
-    grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
-    media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
-        writes boxes; None: no plugin says so. expander: of messages' parts of plugins' types.
-    new_request_id: returns unique ids. abilities: of the model.
+    text, media, params: see rules.py. abilities: of the model. new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
     """
@@ -69,53 +61,45 @@ class Intake:
     def __init__(
         self,
         *,
-        tokenizer: PromptTokenizer,
-        media: ModelMedia,
-        fetch: Fetch,
         config: RuntimeConfig,
-        limits: MediaLimits,
-        vocab_size: int,
-        eos_token_ids: frozenset[int],
-        chat_template: str | None = None,
-        reasoning_start_marker: str | None = None,
-        reasoning_end_marker: str | None = None,
-        grammars: Grammars | None = None,
-        check_processors: CheckProcessors | None = None,
-        new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
-        cache_bytes: int | None = None,
-        guard: CallGuard | None = None,
-        media_size: int | None = None,
-        box_rule: BoxRule | None = None,
-        expander: PartExpander | None = None,
+        text: TextRules,
+        media: MediaRules,
+        params: ParamRules,
         abilities: Abilities = GENERATES,
+        new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
-        self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
-        self._placeholders = Placeholders(media.inside, tokenizer)
-        self._documents = Documents(media.inside, tokenizer)
-        self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
+        self._tokenizer, self._kinds, self._rules = text.tokenizer, media.media, media
+        self._placeholders = Placeholders(self._kinds.inside, text.tokenizer)
+        self._documents = Documents(self._kinds.inside, text.tokenizer)
+        self._renderer, self._parts = Renderer(), TemplateParts(self._kinds, self._rendered_text)
         self.media = MediaLoader(
-            media=media,
-            fetch=fetch,
-            limits=limits,
+            media=self._kinds,
+            fetch=media.fetch,
+            limits=media.limits,
             max_items=config.limit_mm_per_prompt,
-            cache_bytes=cache_bytes,
-            guard=guard,
-            embeds=EmbedsReader(dtype=config.dtype, media_size=media_size),
+            cache_bytes=media.cache_bytes,
+            guard=media.guard,
+            embeds=EmbedsReader(dtype=config.dtype, media_size=media.media_size),
             budgets=budgets_of(config.options),
         )
         self._params = ParamsResolver(
             config=config,
-            vocab_size=vocab_size,
-            grammars=grammars,
-            check_processors=check_processors,
-            encode=tokenizer.encode,
+            vocab_size=text.vocab_size,
+            grammars=params.grammars,
+            check_processors=params.check_processors,
+            encode=text.tokenizer.encode,
         )
-        self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
-        self._chat_template, self._unread = chat_template, set[str]()  # names that were warned of
-        self._ends = ReasoningEnds(reasoning_start_marker, reasoning_end_marker, tokenizer)
-        self._new_request_id, self._expander = new_request_id, expander
-        rest = (media.kinds, self.media.check, self._written, self._placeholders, tokenizer)
-        self._wanting = Wanting(abilities, config.max_model_len, self._params, *rest)
+        self._text, self._unread = text, set[str]()  # names that were warned of
+        self._ends = ReasoningEnds(text)
+        self._new_request_id = new_request_id
+        writing = Writing(
+            kinds=self._kinds.kinds,
+            check_media=self.media.check,
+            written=self._written,
+            placeholders=self._placeholders,
+            tokenizer=text.tokenizer,
+        )
+        self._wanting = Wanting(abilities, config.max_model_len, self._params, writing)
 
     def accept(
         self,
@@ -131,6 +115,7 @@ class Intake:
         deadline: Deadline | None = None,
         is_shared: bool = False,
         wanted: Wanted | None = None,
+        adapter: AdapterRef | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
@@ -138,7 +123,8 @@ class Intake:
         number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
-            prompts begin like it. wanted: None for text. Raises RequestError and its subclasses.
+            prompts begin like it. wanted: None for text. adapter: that computes it, with the model.
+            Raises RequestError and its subclasses.
         """
         begun = self._wanting.begin(prompt, params, wanted, number, deadline)
         rendered = self._render(replace(begun.parts, where=where), deadline)
@@ -153,14 +139,15 @@ class Intake:
             params=expanded.params(begun.params(len(expanded.ids))),
             wanted=wanted,
             token_types=rendered.token_types,
-            eos_token_ids=self._eos_token_ids,
-            media=expanded.spans,
+            eos_token_ids=self._text.eos_token_ids,
+            media=expanded.spans if adapter is None else encoded_by(adapter, expanded.spans),
             prompt_text=rendered.text,
             tools=rendered.tools,
             reasoning_end_ids=self._ends.ids_for(params, rendered.text),
             bad_words_token_ids=self._tokenizer.banned(params),
             priority=priority,
             deadline=deadline,
+            adapter=adapter,
             is_shared=is_shared or params.n > 1,
             stream=stream,
             arrival_time=begun.arrival_time,
@@ -208,7 +195,7 @@ class Intake:
     def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer to a prompt with one picture, in its pixels; opens its
         header again. Raises RequestError."""
-        if self._box_rule is None:
+        if self._rules.box_rule is None:
             raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
         rendered = self._render(read_prompt(prompt, self._kinds.kinds))
         found = [item for item in self.media.count(rendered.items) if item.size is not None]
@@ -217,7 +204,7 @@ class Intake:
                 f"boxes need a prompt with one picture and nothing else, found "
                 f"{', '.join(item.kind for item in rendered.items) or 'no media'}"
             )
-        return find_boxes(text, self._box_rule, found[0].size, found[0].shown, rendered.text)
+        return find_boxes(text, self._rules.box_rule, found[0].size, found[0].shown, rendered.text)
 
     def _sample(self, request: Request, index: int) -> Request:
         """Returns one of the n requests of a prompt."""
@@ -299,7 +286,7 @@ class Intake:
 
     def _written(self, kind: str, count: int) -> str:
         """Returns what stands for the parts of a document in a prompt without a template."""
-        return self._parts.text(kind, count, self._chat_template)
+        return self._parts.text(kind, count, self._text.chat_template)
 
     def _render_chat(self, parts: PromptParts, kwargs: Any, deadline: Deadline | None) -> Rendered:
         template = self._template(parts.template)
@@ -316,7 +303,7 @@ class Intake:
             kinds=self._kinds,
             tools=tools,
             where=parts.where,
-            expander=self._expander,
+            expander=self._rules.expander,
             deadline=deadline,
         )
         variables["tools"] = list(conversation.tools) or None
@@ -373,12 +360,12 @@ class Intake:
                 return load_template(own)
             except ConfigError as error:
                 raise RequestError(str(error)) from error
-        if self._chat_template is None:
+        if self._text.chat_template is None:
             raise RequestError(
                 "the model has no chat template; give chat_template, or use generate with a "
                 "rendered prompt"
             )
-        return self._chat_template
+        return self._text.chat_template
 
     def _checked(self, ids: list[int]) -> tuple[int, ...]:
         if not ids and self._kinds.encoder is None:  # whose rule says how a decoder begins
@@ -387,8 +374,8 @@ class Intake:
         return tuple(ids)
 
     def _check_vocabulary(self, ids: Sequence[int]) -> None:
-        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
-            wrong = next(item for item in ids if not 0 <= item < self._vocab_size)
+        if ids and (min(ids) < 0 or max(ids) >= self._text.vocab_size):
+            wrong = next(item for item in ids if not 0 <= item < self._text.vocab_size)
             raise RequestError(
-                f"the prompt has token id {wrong}; allowed are 0 to {self._vocab_size - 1}"
+                f"the prompt has token id {wrong}; allowed are 0 to {self._text.vocab_size - 1}"
             )

@@ -5,21 +5,19 @@ from __future__ import annotations
 from mmdeploy_llm.errors import CheckpointError, RequestError
 from mmdeploy_llm.values.params import SamplingParams
 
-from .tokenizer import PromptTokenizer
+from .rules import TextRules
 
 
 class ReasoningEnds:
-    """Knows the markers of a reasoning parser, None for those that it does not have. Raises
-    CheckpointError for an end marker without ids."""
+    """Knows the markers of a reasoning parser. Raises CheckpointError for an end marker without
+    ids."""
 
-    def __init__(
-        self, start_marker: str | None, end_marker: str | None, tokenizer: PromptTokenizer
-    ) -> None:
-        self._start, self._end = start_marker, end_marker
-        self._ids = () if end_marker is None else tuple(tokenizer.encode(end_marker))
-        if end_marker is not None and not self._ids:
+    def __init__(self, rules: TextRules) -> None:
+        self._start, self._end = rules.reasoning_start_marker, rules.reasoning_end_marker
+        self._ids = () if self._end is None else tuple(rules.tokenizer.encode(self._end))
+        if self._end is not None and not self._ids:
             raise CheckpointError(
-                f"the tokenizer has no ids for the reasoning end marker {end_marker!r}"
+                f"the tokenizer has no ids for the reasoning end marker {self._end!r}"
             )
 
     def ids_for(self, params: SamplingParams, text: str) -> tuple[int, ...]:

@@ -43,12 +43,22 @@ class Begun:
     arrival_time: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How media stand in texts. kinds: of media. check_media: refuses media that the model does not
+    take. written: returns what stands for so many items of a kind in a text."""
+
+    kinds: Sequence[str]
+    check_media: Callable[[Sequence[MediaItem]], None]
+    written: Callable[[str, int], str]
+    placeholders: Placeholders
+    tokenizer: PromptTokenizer
+
+
 class Wanting:
     """Prepares requests that want vectors or scores, for one model.
 
-    max_model_len: longest prompt. params: of requests for text. kinds: of media. check_media:
-    refuses media that the model does not take. written: returns what stands for so many items of a
-    kind in a text.
+    max_model_len: longest prompt. params: of requests for text.
     """
 
     def __init__(
@@ -56,16 +66,13 @@ class Wanting:
         abilities: Abilities,
         max_model_len: int,
         params: ParamsResolver,
-        kinds: Sequence[str],
-        check_media: Callable[[Sequence[MediaItem]], None],
-        written: Callable[[str, int], str],
-        placeholders: Placeholders,
-        tokenizer: PromptTokenizer,
+        writing: Writing,
     ) -> None:
         self._abilities, self._rules, self._params = abilities, abilities.rules, params
         self._max_tokens = min(max_model_len, self._rules.max_tokens or max_model_len)
-        self._kinds, self._check_media, self._written = kinds, check_media, written
-        self._placeholders, self._tokenizer = placeholders, tokenizer
+        self._kinds, self._written = writing.kinds, writing.written
+        self._check_media = writing.check_media
+        self._placeholders, self._tokenizer = writing.placeholders, writing.tokenizer
 
     def begin(
         self,

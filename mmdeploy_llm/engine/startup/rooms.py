@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mmdeploy_llm.engine.delivery.delivery import Delivery
 from mmdeploy_llm.engine.engine import Engine
 from mmdeploy_llm.engine.intake.intake import Intake
+from mmdeploy_llm.engine.intake.rules import MediaRules, ParamRules, TextRules
 from mmdeploy_llm.engine.intake.tokenizer import check_eos
 from mmdeploy_llm.engine.runner.executor import ExecutorInfo
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
@@ -168,25 +169,25 @@ def build_intake(
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
     one. abilities: of the model."""
     tokenizer, vocab_size = with_placeholders(files.tokenizer, media, files.text.vocab_size)
-    return Intake(
+    text = TextRules(
         tokenizer=tokenizer,
-        media=media,
-        fetch=files.plugins.fetch_media,
-        config=runtime,
-        limits=media_limits(runtime.options),
         vocab_size=vocab_size,
         eos_token_ids=files.eos_token_ids,
         chat_template=files.chat_template or media.template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
-        check_processors=files.logits_processors.check,
-        grammars=files.grammars,
+    )
+    reading = MediaRules(
+        media=media,
+        fetch=files.plugins.fetch_media,
+        limits=media_limits(runtime.options),
         guard=files.plugins.guard,
         media_size=media_size,
         box_rule=box_rule_of(files),
         expander=expander_of(files, media, runtime.options),
-        abilities=abilities,
     )
+    params = ParamRules(grammars=files.grammars, check_processors=files.logits_processors.check)
+    return Intake(config=runtime, text=text, media=reading, params=params, abilities=abilities)
 
 
 def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpec | None) -> str:

@@ -98,7 +98,8 @@ class KVCache:
     K and D may differ between layers; a layer that shares another's cache has the same tensors, one
     that keeps a state has none of any size. Caches in int8 or 8-bit floats have a scale for each
     token and head, [N, P, K] float32. Those in 4 bits are [N, P, K, D / 2] uint8, with scales
-    [N, P, K, groups, 2] bf16; see int4.py."""
+    [N, P, K, groups, 2] bf16; see
+    layers/attention/int4.py."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -148,7 +149,8 @@ class BatchLayout:
     lengths: the same lengths on a GPU; None on a CPU.
     is_padded: whether slots may have rows of NO_SLOT.
     windows: block tables and slots of the layers with a window, if a model has such layers; see
-        windows.py. In their tables an entry without a token inside the window may be any block.
+        layers/attention/windows.py. In their tables an entry without a token inside the window may
+        be any block.
     """
 
     num_decode: int

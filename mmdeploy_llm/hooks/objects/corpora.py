@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from .declared import FirstBytes
+from mmdeploy_llm.values.first_bytes import FirstBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Calls: the functions of the C++ library, each called with the fields of its arguments by name.
 
-    kernels/cpp/layers/calls.h --read--> a ctypes structure of each call --> library.rms_norm(x=x,
-    ...)
+    cpp/layers/calls.h --read--> a ctypes structure of each call --> library.rms_norm(x=x, ...)
 
 The header is the one list of calls: the C++ sources include it, and a field that is added there is
 a field here.

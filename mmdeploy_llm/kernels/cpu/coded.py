@@ -1,4 +1,4 @@
-"""Matrix products with weights of 4 or 8 bits, see kernels/cpp/products/codes.h."""
+"""Matrix products with weights of 4 or 8 bits, see codes.h."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROUNDED_VALUES = 2**20  # of a weight that is rounded at a time
 
 
 class Panels(Protocol):
-    """A weight [n, k] in panels of codes, see kernels/cpp/products/codes.h; its members are fields
-    of LookUpCodes in kernels/cpp/layers/calls.h."""
+    """A weight [n, k] in panels of codes, see codes.h; its members are fields of LookUpCodes in
+    calls.h."""
 
     n: int
     k: int

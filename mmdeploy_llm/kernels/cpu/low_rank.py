@@ -1,4 +1,4 @@
-"""Low-rank changes of adapters, see kernels/cpp/layers/low_rank.h."""
+"""Low-rank changes of adapters, see low_rank.h."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The words of scales that a weight in few bits has beside its codes, see
-kernels/cpp/products/codes.h."""
+"""The words of scales that a weight in few bits has beside its codes, see codes.h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with a state of each sequence, see cpp_states/."""
+"""Layers with a state of each sequence, see cpp/states/."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@
     weigh    the probability mass of each tile, for rows drawn from the whole vocabulary
     choose   a program for each row: the token
 
-engine/runner/sampling/draw.py defines which tokens are kept and which is drawn: z = (logit -
-largest) / temperature; cutoffs are found by bisection among the values of z, and one uniform by
-seed and position picks a token by inverse CDF, in the order of the vocabulary. Here the mass of a
-token is a multiple of 2**-42 of the largest one's, so that sums are exact in any order: a row gets
-the same token in every batch. A cutoff is searched for among the candidates first, and, where it
-may lie below all of them, in the whole row, which takes several passes.
+Which tokens are kept and which is drawn is defined in engine/runner/sampling/draw.py, with
+z = (logit - largest) / temperature; cutoffs are found by bisection among the values of z, and one
+uniform by seed and position picks a token by inverse CDF, in the order of the vocabulary. Here the
+mass of a token is a multiple of 2**-42 of the largest one's, so that sums are exact in any order: a
+row gets the same token in every batch. A cutoff is searched for among the candidates first, and,
+where it may lie below all of them, in the whole row, which takes several passes.
 
 Falling keys are integers whose ascending order is the descending order of the floats. Shapes: N
 rows, V vocabulary, S tiles of a row, C candidates of a tile.

@@ -22,7 +22,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class CudaKernels:
     """Launches kernels on the current CUDA stream without waiting for the device; see
     kernels.Kernels for the interface. They have two capabilities, `experts` and `adapters`:
-    attention and sampling on CUDA are chosen in attention/ and sampling/."""
+    attention and sampling on CUDA are chosen in layers/attention/ and engine/runner/sampling/."""
 
     samples_on_device = True
     memory = inputs = attention = activations = norms = states = None

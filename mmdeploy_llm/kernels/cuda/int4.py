@@ -1,5 +1,4 @@
-"""Keys and values in 4 bits in Triton, bit-equal to layers/attention/int4.py, which describes the
-layout.
+"""Keys and values in 4 bits in Triton, with the layout and the bits of layers/attention/int4.py.
 
 A group of 2 * HALF channels has HALF bytes, whose low bits hold its first channels and whose other
 bits its second ones. Tiles of decoded heads keep the two channels of a byte beside each other, for

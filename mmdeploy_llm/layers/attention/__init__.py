@@ -1,2 +1,2 @@
-"""Attention over the paged KV cache: one interface (base.py), several backends, and the function
-that selects one (select.py)."""
+"""Attention over the paged KV cache: several backends of the one interface that
+hooks/objects/attention.py defines, and the function that selects one (select.py)."""

@@ -30,9 +30,8 @@ class KVCacheShape:
     """The shape of one block, keys and values of block_size tokens in all layers, and of one row of
     states.
 
-    dtype: of keys and values; torch.int4: see layers/attention/int4.py. model_dtype: of states that
-    have
-        the model's; None: dtype.
+    dtype: of keys and values; torch.int4: see int4.py. model_dtype: of states that have the
+        model's; None: dtype.
     """
 
     layers: tuple[LayerCache, ...]

@@ -22,7 +22,7 @@ from mmdeploy_llm.forward import Alibi, AttentionContext
 from mmdeploy_llm.hooks.objects.attention import BatchLayout, KVCache
 
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
-GROUP_CHANNELS = 64  # as in int4.h of the kernels
+GROUP_CHANNELS = 64  # as in kernels/cpp/layers/int4.h
 LARGEST = 15
 
 

@@ -1,4 +1,4 @@
-"""Computes what backends and CUDA graphs need from a BatchLayout; see base.py."""
+"""Computes what backends and CUDA graphs need from a BatchLayout."""
 
 from __future__ import annotations
 

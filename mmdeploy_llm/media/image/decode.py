@@ -12,12 +12,12 @@ from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.isolation import Workers
+from mmdeploy_llm.values.first_bytes import HEAD
 
 from .arrays import array_size, array_to_rgb
 from .drawing import Drawing
 from .files import (
     FORMATS,
-    HEAD,
     DecodedImage,
     ImageHeader,
     Wanted,

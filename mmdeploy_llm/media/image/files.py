@@ -29,11 +29,12 @@ from PIL import (
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
-from .heif import OWN_ORIENTATION, is_installed, open_heif, sniff_boxes
+from .heif import OWN_ORIENTATION, is_installed, open_heif
 from .modes import to_rgb
 from .orientation import SIDEWAYS, stored_orientation, upright
-from .png import SIGNATURE, ExactPng, metadata_first
+from .png import ExactPng, metadata_first
 
 
 class QuietJpeg(JpegImagePlugin.JpegImageFile):
@@ -73,7 +74,6 @@ def _openers() -> Mapping[str, Opener]:
     return MappingProxyType(openers)
 
 
-HEAD = 64  # bytes that identify the format
 OPENERS = _openers()
 FORMATS = tuple(OPENERS)
 
@@ -107,15 +107,8 @@ class DecodedImage:
 
 def sniff(head: bytes) -> str | None:
     """Returns the format that the first HEAD bytes announce, None for an unknown one."""
-    signatures = {
-        "PNG": head.startswith(SIGNATURE),
-        "JPEG": head.startswith(b"\xff\xd8\xff"),
-        "WEBP": head[:4] == b"RIFF" and head[8:12] == b"WEBP",
-        "GIF": head.startswith((b"GIF87a", b"GIF89a")),
-        "BMP": head.startswith(b"BM"),
-        "TIFF": head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
-    }
-    return next((name for name, fits in signatures.items() if fits), None) or sniff_boxes(head)
+    found = format_of(head[:HEAD])
+    return (found.image if found else "") or None
 
 
 def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
@@ -143,7 +136,7 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> Deco
 def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     """Opens an image and checks its size against the limits; decodes no pixels."""
     check_bytes(blob, "image", limits)
-    name = sniff(blob[:HEAD])
+    name = sniff(blob)
     if name is None or name not in OPENERS:
         raise UnsupportedMediaError(f"{_unread(name)}; convert it to one of {', '.join(FORMATS)}")
     try:

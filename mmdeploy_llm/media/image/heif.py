@@ -18,22 +18,8 @@ from PIL import ImageFile
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 
-BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"mif2", b"msf1")
-AVIF_BRANDS = (b"avif", b"avis")
 OWN_ORIENTATION = "own_orientation"  # in an image's info: what is left to apply
 MAX_BOXES = 10_000
-
-
-def sniff_boxes(head: bytes) -> str | None:
-    """Returns "HEIF" or "AVIF" for a file of boxes with an image in it. head: its first bytes."""
-    if head[4:8] != b"ftyp":
-        return None
-    size = min(int.from_bytes(head[:4], "big"), len(head))
-    major, others = head[8:12], {head[at : at + 4] for at in range(16, size - 3, 4)}
-    is_general = major in (b"mif1", b"msf1")
-    if major in AVIF_BRANDS or (is_general and others & set(AVIF_BRANDS)):
-        return "AVIF"
-    return "HEIF" if major in BRANDS else None
 
 
 def is_installed() -> bool:

@@ -16,7 +16,7 @@ from .files import digest_of
 class PixelDigests:
     """Makes a digest of an image's size and pixels, upright and in RGB, in place of a preview:
     equal for a picture in two formats without loss, or with other metadata. Thread-safe. See
-    CanPreview in media/loading/loader.py."""
+    CanPreview in media/loading/protocols.py."""
 
     kind: ClassVar[str] = "image"
 

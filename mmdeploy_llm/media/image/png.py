@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from mmdeploy_llm.values.first_bytes import PNG
+
 # Chunks that can hold an orientation -> the first bytes of their data.
 CHUNKS = {
     b"eXIf": b"",
@@ -71,7 +72,7 @@ class ExactPng(PngImagePlugin.PngImageFile):
 def metadata_first(blob: bytes) -> bytes:
     """Returns a PNG with the same header and orientation but without pixels, if orientation data
     come after the pixels; else `blob` itself. Reads only the chunks' headers."""
-    if not blob.startswith(SIGNATURE):
+    if not blob.startswith(PNG):
         return blob
     first_pixels, late = len(blob), b""
     for kind, start, data in _chunks(blob):
@@ -88,7 +89,7 @@ def metadata_first(blob: bytes) -> bytes:
 
 def _chunks(blob: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
     """Yields (kind, position, data) of all complete chunks."""
-    view, position = memoryview(blob), len(SIGNATURE)
+    view, position = memoryview(blob), len(PNG)
     while position + 12 <= len(blob):  # length, kind, data, checksum
         length, kind = struct.unpack_from(">I4s", blob, position)
         end = position + 8 + length

@@ -19,7 +19,7 @@ GAP = 2.0  # decoding at this multiple of the preview's size looks as good as at
 
 class Thumbnails:
     """Makes previews of images for any model: upright, on white, no side above `size` pixels, not
-    enlarged. Thread-safe. See CanPreview in media/loading/loader.py."""
+    enlarged. Thread-safe. See CanPreview in media/loading/protocols.py."""
 
     kind: ClassVar[str] = "image"
 

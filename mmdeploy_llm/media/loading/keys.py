@@ -7,6 +7,8 @@ from hashlib import blake2b
 
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.request import MediaSpan
+from mmdeploy_llm.values.adapter_ref import AdapterRef
 
 
 def num_bytes(item: MediaInput) -> int:
@@ -27,3 +29,16 @@ def key_of(item: MediaItem, form: str, content: bytes) -> str:
     digest = blake2b(f"{item.kind}\0{form}\0{options!r}\0".encode(), digest_size=20)
     digest.update(content)
     return digest.hexdigest()
+
+
+def encoded_by(ref: AdapterRef, spans: tuple[MediaSpan, ...]) -> tuple[MediaSpan, ...]:
+    """Returns the media of a prompt that an adapter computes: where it changes what encodes them,
+    they have keys of their own."""
+    return tuple(_encoded_by(ref, span) for span in spans) if ref.has_media else spans
+
+
+def _encoded_by(ref: AdapterRef, span: MediaSpan) -> MediaSpan:
+    if span.item.embeds is not None:  # nothing encodes it
+        return span
+    item = replace(span.item, key=f"{span.item.key}@{ref.key}", adapter=ref.key)
+    return replace(span, item=item)

@@ -8,11 +8,10 @@ from itertools import islice
 
 from mmdeploy_llm.media.image.tiff import first_directory, pages_of
 from mmdeploy_llm.messages import MediaItem, MediaRef
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 from mmdeploy_llm.values.text.display import shown
 
 logger = logging.getLogger(__name__)
-
-HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 class PageNotice:
@@ -23,7 +22,8 @@ class PageNotice:
 
     def see(self, item: MediaItem, blob: bytes) -> None:
         """Logs a warning for the first TIFF image of several pages."""
-        if self._is_told or item.kind != "image" or blob[:4] not in HEADS:
+        found = None if self._is_told or item.kind != "image" else format_of(blob[:HEAD])
+        if found is None or found.image != "TIFF":
             return
         with suppress(EOFError, OverflowError):
             read = lambda place, size: blob[place : place + size]  # noqa: E731

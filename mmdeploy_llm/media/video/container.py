@@ -32,10 +32,12 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import is_sideways, upright
 from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size
 
+FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
 # Largest distance of a neighbour that replaces a frame that cannot be decoded (FastDeploy's rule).
 NEIGHBOURS, NEIGHBOURS_AT_ENDS = 10, 20
@@ -65,18 +67,8 @@ class _SeekError(Exception):
 
 def sniff(head: bytes) -> str | None:
     """Returns FFmpeg's name of the container that the first bytes announce; None if unknown."""
-    signatures = {
-        "mp4": head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"),
-        "matroska": head.startswith(b"\x1a\x45\xdf\xa3"),
-        "avi": head[:4] == b"RIFF" and head[8:12] == b"AVI ",
-        "flv": head.startswith(b"FLV"),
-        "asf": head.startswith(b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
-        "ogg": head.startswith(b"OggS"),
-        "mpeg": head.startswith(b"\x00\x00\x01\xba"),
-        # M2TS, of cameras and discs, has 4 bytes before each packet of 188.
-        "mpegts": b"\x47" == head[:1] == head[188:189] or b"\x47" == head[4:5] == head[196:197],
-    }
-    return next((name for name, fits in signatures.items() if fits), None)
+    found = format_of(head[:HEAD])
+    return found.container if found and found.container in FORMATS else None
 
 
 class ContainerVideo:

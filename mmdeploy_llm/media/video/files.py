@@ -18,7 +18,6 @@ from . import animation
 from .animation import Animation
 from .timeline import OpenVideo
 
-HEAD = 200  # bytes that identify the format
 ACCEPTED = "MP4, MOV, MKV, WebM, AVI, MPEG, FLV, WMV, GIF, animated WebP or PNG"
 STILL_IMAGES = ("AVIF", "JPEG", "BMP", "HEIF", "TIFF")
 
@@ -30,14 +29,13 @@ def open_file(blob: bytes, limits: MediaLimits) -> OpenVideo:
     UnsupportedMediaError for another format.
     """
     check_bytes(blob, "video", limits)
-    head = blob[:HEAD]
-    image = sniff_image(head)
+    image = sniff_image(blob)
     if image in animation.FORMATS:
         return Animation(blob, image, limits)
     if image in STILL_IMAGES:
         raise UnsupportedMediaError(f"a {image} image was given as a video; give it as an image")
     container = _container()
-    name = container.sniff(head)
+    name = container.sniff(blob)
     if name is None:
         raise UnsupportedMediaError(
             f"the first bytes match no video format that is supported; convert it to {ACCEPTED}"

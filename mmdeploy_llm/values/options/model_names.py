@@ -15,7 +15,7 @@ GGUF_SUFFIX = ".gguf"
 
 def bundled_models() -> dict[str, Path]:
     """Returns name -> folder of the models that are part of this package."""
-    root = Path(__file__).parent / "bundled"
+    root = Path(__file__).parents[2] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
 

@@ -27,9 +27,9 @@ class WeightFormat:
     name, alias: the value of the option `quantization`, and FastDeploy's name for it.
     bits: of a weight.
     group_size: columns that share a scale and a zero; None: a row has one of each, always. These
-        formats have products of their own: native.S8Weight, and kernels.cuda.int8.Int8Rows, the
-        only ones that round activations on CUDA too. The others are native.CodedPanels and
-        kernels.cuda.codes.CudaCodes.
+        formats have products of their own, S8Weight (kernels/cpu/products.py) and Int8Rows
+        (kernels/cuda/int8.py), the only ones that round activations on CUDA too. The others are
+        CodedPanels (kernels/cpu/coded.py) and CudaCodes (kernels/cuda/codes.py).
     activation_bits: of the rows of x in products, with a scale for every 128 values on a CPU; None:
         x stays as it is.
     on_cuda: the format that a GPU takes instead; None: this one. Products on CUDA round the rows of

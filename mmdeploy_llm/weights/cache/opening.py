@@ -70,7 +70,7 @@ def _model_files(checkpoint: Checkpoint) -> Iterator[Path]:
 
 def _code(plugins: PluginManager) -> Iterator[Path]:
     """Yields the folders of this package and of all plugins, which may read weights."""
-    yield Path(__file__).parent.parent
+    yield Path(__file__).parents[2]
     for origin in {plugins.origin(spec) for spec in plugins.specs}:
         module = sys.modules.get(origin.module.partition(".")[0])
         own = origin.file or getattr(module, "__file__", None)

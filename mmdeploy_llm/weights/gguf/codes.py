@@ -11,7 +11,7 @@
     Q6_K   256: 128 bytes of nibbles, 64 of upper pairs, 16 int8, d      d s (q - 32), 16 at a time
 
 In a run of 32 or 64 values the lower nibbles hold the first half, the upper ones the second.
-Layouts: ggml's ggml-common.h; the package `gguf` dequantises the same.
+Layouts: the header ggml-common of ggml; the package `gguf` dequantises the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """InternVL: a plain vision transformer on tiles of an image, pixel shuffle, an MLP, and a Qwen
 decoder.
 
-image  --> tiles of 448 x 448 pixels and a thumbnail    processors' image/tiling/tiles.py
+image  --> tiles of 448 x 448 pixels and a thumbnail    mmdeploy_llm_processors.image.tiling.tiles
 tile   --> 32 x 32 patches --> 16 x 16 blocks of 2 x 2  InternViT, pixel shuffle
 block  --> one token of the decoder                     Projector
 

@@ -35,8 +35,8 @@ NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 class Parts:
     """Holds the parts of a transformers model. inner: the whole. base: its child that is or
     contains the decoder. head: a view of the whole that computes logits of the decoder's output.
-    first_position: see structure.positions_of. replaced: see placeholders.py; Wrapped writes it
-    once. makers: see structure.makers."""
+    first_position: see structure.positions_of. replaced: see
+    transformers_media/placeholders.py; Wrapped writes it once. makers: see structure.makers."""
 
     name: str
     inner: Any

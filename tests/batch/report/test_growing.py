@@ -163,14 +163,14 @@ def test_an_interrupted_run_does_not_wait_for_pictures(tmp_path):
 
     class Slow(Loader):
         def previews(self, item, maker=None):
-            released.wait(30)
+            released.wait(600)
             return ()
 
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(b"x")
     begin = time.monotonic()
     grown(tmp_path / "page.html", records_of(tmp_path, 3), Slow(), is_hurried=True)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     released.set()
     page = (tmp_path / "page.html").read_text()
     assert page.count("no preview") == 3

@@ -142,9 +142,8 @@ def test_failures_can_be_chosen_by_kind(page):
 
 
 def test_answers_that_lack_something_can_be_chosen_by_their_outcome(page):
-    cut = good("cut", finish_reason="length", text="a c")
-    html = page(good("empty", text=""), cut, good("loop", finish_reason="repetition"), good("ok"))
-    shown = Page(html)
+    outcomes = ("empty", "truncated", "repetition", "ok")
+    shown = Page(page(*(good(name, outcome=name) for name in outcomes)))
     outcomes = [card["data-outcome"] for card in shown.all("article")]
     assert outcomes == ["empty", "truncated", "repetition", "ok"]
     assert [card["class"] for card in shown.all("article")] == ["card lacking"] * 3 + ["card"]

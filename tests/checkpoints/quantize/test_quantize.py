@@ -21,7 +21,7 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.testing.tiny import write_tiny
 
-DEMO = Path(__file__).parents[2] / "examples" / "images"
+DEMO = Path(__file__).parents[3] / "examples" / "images"
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

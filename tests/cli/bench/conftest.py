@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks"
+FOLDER = Path(__file__).parents[3] / "examples" / "benchmarks"
 
 
 @pytest.fixture(scope="module")

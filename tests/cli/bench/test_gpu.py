@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu.py"
+SCRIPT = Path(__file__).parents[3] / "examples" / "benchmarks" / "gpu.py"
 GOOD_PART = """
 import json, sys
 print("noise")
@@ -73,7 +73,7 @@ def test_a_part_that_fails_keeps_its_rows_and_says_why(gpu, tmp_path):
 def test_a_part_that_hangs_is_ended_with_what_it_started(gpu, tmp_path):
     begin = time.monotonic()
     result = run(gpu, tmp_path, HANGING_PART, "start", limit=2.0)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     assert result.problem == "stopped after 2 s"
     assert "failed: stopped after 2 s" in gpu.table(gpu.rows_of([result]))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples/benchmarks/scaling.py"
+SCRIPT = Path(__file__).parents[3] / "examples/benchmarks/scaling.py"
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.testing.models.reference import Reference
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 CARD = Card(name="A Card", capability=(9, 0), total_bytes=80 * 2**30)
 WITH_CARD = CudaSetup(torch="2", cuda=(13, 0), driver=(13, 0), cards=(CARD,))
 

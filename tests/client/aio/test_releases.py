@@ -20,7 +20,7 @@ class FakeLLM:
 
     def finish(self, *, abort):
         self.is_closing.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
 
     def close(self):
         self.is_closed = True
@@ -57,13 +57,13 @@ def test_a_start_that_waits_behind_a_release_loads_nothing(llms):
     pool.install("a", "model")
     pool.start("a")
     releasing, _ = in_thread(lambda: pool.release("a"))
-    assert FakeLLM.is_closing.wait(30)
+    assert FakeLLM.is_closing.wait(60)
     starting, raised = in_thread(lambda: pool.start("a"))
     starting.join(0.2)
     assert starting.is_alive()
     FakeLLM.gate.set()
-    starting.join(30)
-    releasing.join(30)
+    starting.join(60)
+    releasing.join(60)
     assert [type(error) for error in raised] == [KeyError]
     assert "was released before it was started" in str(raised[0])
     assert all(llm.is_closed for llm in llms)

@@ -25,7 +25,7 @@ MAX_SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def helpers(load_file):
-    return load_file("ray/conftest.py")
+    return load_file("client/ray/conftest.py")
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, help
 
 @pytest.mark.long
 def test_the_example_captions_its_images(helpers, tmp_path):
-    program = Path(__file__).parents[2] / "examples" / "ray_captioning.py"
+    program = Path(__file__).parents[3] / "examples" / "ray_captioning.py"
     done = subprocess.run(
         [sys.executable, str(program), str(program.parent / "images"), str(tmp_path)],
         env={**os.environ, **helpers.ENVIRONMENT},

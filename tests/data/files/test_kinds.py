@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmdeploy_llm.data.files.kinds import HEIF_HINT, Media, NotMedia, kind_of, read_kinds
-from mmdeploy_llm.data.files.signatures import HEAD, format_of
 from mmdeploy_llm.media.image.files import sniff as sniff_image
 from mmdeploy_llm.media.video.container import sniff as sniff_video
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 
 def made(form, **options):

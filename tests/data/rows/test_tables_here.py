@@ -46,7 +46,7 @@ class ThreadWorker:
 
     def kill(self):
         self.connection.close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 @pytest.fixture(autouse=True)

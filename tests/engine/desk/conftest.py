@@ -111,6 +111,7 @@ class FakeIntake:
         deadline,
         is_shared,
         wanted,
+        adapter,
     ):
         self.order.append(number)
         if callable(prompt):

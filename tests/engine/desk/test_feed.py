@@ -9,14 +9,14 @@ import time
 import pytest
 
 from mmdeploy_llm import LLM
-from mmdeploy_llm.engine.desk.desk import CLOSE_SECONDS
+from mmdeploy_llm.engine.desk import local
 from mmdeploy_llm.engine.desk.feed import Feed
 from mmdeploy_llm.errors import EngineError, MediaError, WorkerDiedError
 from mmdeploy_llm.values.params import SamplingParams
 
 
 def until(condition):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         time.sleep(0.002)
     assert condition()
@@ -105,13 +105,14 @@ def test_an_interrupt_is_the_callers(feed, desk, engine, ask):
     until(lambda: len(engine.requests) == 1)
     assert not other.is_done
     engine.stuck.clear()
-    assert other.get(10).is_ok
+    assert other.get(60).is_ok
     assert [answer.output.is_ok for answer in feed(["a", "b"])] == [True, True]
 
 
 @pytest.mark.parametrize("waiting_for", ["engine", "intake"])
-def test_close_in_another_thread(feed, desk, engine, intake, waiting_for):
-    prompts = {"engine": ["stuck"], "intake": [lambda: intake.is_interrupted.wait(30)]}
+def test_close_in_another_thread(feed, desk, engine, intake, waiting_for, monkeypatch):
+    monkeypatch.setattr(local, "CLOSE_SECONDS", 600.0)  # for what does not end by itself
+    prompts = {"engine": ["stuck"], "intake": [lambda: intake.is_interrupted.wait(600)]}
     engine.stuck.add("stuck")
     answers = feed(prompts[waiting_for])
     closing = threading.Timer(0.1, desk.close)
@@ -119,8 +120,8 @@ def test_close_in_another_thread(feed, desk, engine, intake, waiting_for):
     begin = time.monotonic()
     with pytest.raises(EngineError, match="closed while this call was running"):
         list(answers)
-    assert time.monotonic() - begin < CLOSE_SECONDS
-    closing.join(5)
+    assert time.monotonic() - begin < 60
+    closing.join(60)
     with pytest.raises(EngineError, match="is closed; make a new one"):
         feed([])
 

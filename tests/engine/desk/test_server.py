@@ -44,11 +44,11 @@ class Served:
         self.channel.orders.put(Order(method=method, args=args))
 
     def next(self):
-        return self.channel.sent.get(timeout=10)
+        return self.channel.sent.get(timeout=60)
 
     def close(self):
         self.server._news.put(RuntimeError("the test has ended"))
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -110,12 +110,12 @@ def test_a_dead_engine_ends_the_process(served, engine, ask):
     served.tell(_Server.submit, 3, ask("long", stream=True), None)
     served.next()
     engine.death = WorkerDiedError("rank 1 has died")
-    served.thread.join(10)
+    served.thread.join(60)
     assert served.error is engine.death
 
 
 def test_a_closed_desk_ends_the_process(served, desk, ask):
     desk.close()
     served.tell(_Server.submit, 3, ask("late"), None)
-    served.thread.join(10)
+    served.thread.join(60)
     assert isinstance(served.error, EngineError)

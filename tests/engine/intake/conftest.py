@@ -8,10 +8,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.engine.intake.intake import Intake
+from mmdeploy_llm.engine.intake.rules import MediaRules, ParamRules, TextRules
 from mmdeploy_llm.engine.intake.templates import Renderer
 from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.layers.pooling.abilities import GENERATES
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
@@ -168,18 +170,25 @@ def make_intake(tokenizer, processor, config):
         names = set(ModelMedia.__dataclass_fields__) & set(changes)
         media = {name: changes.pop(name) for name in names}
         numbers = itertools.count()
+        new_id = changes.pop("new_request_id", lambda: f"request-{next(numbers)}")
+        abilities = changes.pop("abilities", GENERATES)
         arguments = {
             "tokenizer": tokenizer,
             "media": ModelMedia(**{"processors": {"image": processor}, **media}),
             "fetch": lambda ref, limits: ref.uri.encode(),
-            "config": own,
             "limits": MediaLimits(),
             "vocab_size": len(tokenizer.raw),
             "eos_token_ids": frozenset({2}),
             "chat_template": TEMPLATE,
-            "new_request_id": lambda: f"request-{next(numbers)}",
         }
-        made.append(Intake(**{**arguments, **changes}))
+        arguments |= changes
+        groups = [
+            kind(**{name: arguments.pop(name) for name in kind.__slots__ if name in arguments})
+            for kind in (TextRules, MediaRules, ParamRules)
+        ]
+        assert not arguments, arguments
+        rules = dict(zip(("text", "media", "params"), groups, strict=True))
+        made.append(Intake(config=own, **rules, abilities=abilities, new_request_id=new_id))
         return made[-1]
 
     yield make

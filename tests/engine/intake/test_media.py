@@ -218,7 +218,7 @@ def test_equal_items_at_once_are_made_once():
     def make():
         calls.append(1)
         begun.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
         return MediaInput(kind="image", tensors={}, num_tokens=1, key="k")
 
     results = []
@@ -227,7 +227,7 @@ def test_equal_items_at_once_are_made_once():
         for _ in range(5)
     ]
     threads[0].start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     for thread in threads[1:]:
         thread.start()
     go_on.set()
@@ -244,7 +244,7 @@ def test_an_error_of_two_files_with_one_content_names_each_file_alone(make_loade
 
     def decode(source, limits):
         begun.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
         raise MediaError("it is cut off")
 
     processor.decode = decode
@@ -258,7 +258,7 @@ def test_an_error_of_two_files_with_one_content_names_each_file_alone(make_loade
     threads = [threading.Thread(target=load, args=(f"{n}.png",)) for n in range(4)]
     for thread in threads:
         thread.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     go_on.set()
     for thread in threads:
         thread.join()

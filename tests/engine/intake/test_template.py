@@ -211,13 +211,13 @@ def test_pysec_2026_2013_endless_templates_are_stopped(attack, raw_tokenizer, re
             seen.append(str(error))
         seen.append(time.monotonic() - start)
         easy = "{{ messages|length }}"
-        seen.append(render(raw_tokenizer, easy, CHAT, {}, renderer=renderer, seconds=20))
+        seen.append(render(raw_tokenizer, easy, CHAT, {}, renderer=renderer, seconds=60))
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert "within 0.3 s; give another chat_template" in seen[0]
-    assert seen[1] < 20
+    assert seen[1] < 60
     assert seen[2] == "4"
 
 
@@ -226,7 +226,7 @@ def test_pysec_2026_2013_huge_numbers_in_templates_are_refused(attack, say):
     start = time.monotonic()
     with pytest.raises(RequestError, match=r"SecurityError|OverflowError"):
         say(HUGE[attack])
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
 
 
 def test_huge_templates_are_refused(say):

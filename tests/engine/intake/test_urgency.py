@@ -67,9 +67,9 @@ def test_they_can_be_read_before_the_prompt_is():
         deadline_of({"prompt": "hello", "timeout": -1})
 
 
-def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor):
+def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor, clock):
     deadline = Deadline.after(0.5)
-    time.sleep(0.51)
+    clock.pass_by(0.51)
     with pytest.raises(RequestTimeoutError, match=LATE + "it waited to be prepared"):
         intake.accept(with_media(b"5"), PARAMS, deadline=deadline)
     assert processor.calls == []
@@ -77,11 +77,11 @@ def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor):
 
 @pytest.mark.parametrize("method", ["decode", "process"])
 def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, monkeypatch):
-    monkeypatch.setattr(processor, method, lambda *args: awake.wait(20))
+    monkeypatch.setattr(processor, method, lambda *args: awake.wait(600))
     start = time.monotonic()
     with pytest.raises(RequestTimeoutError, match=LATE + "its image was being prepared"):
         intake.accept(with_media(b"5"), PARAMS, deadline=Deadline.after(0.5))
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 60
 
 
 def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
@@ -91,7 +91,7 @@ def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
 
     class Pipe:
         def read(self, count):
-            awake.wait(20)
+            awake.wait(600)
 
     intake = make_intake(fetch=fetch)
     for source in ("http://example.com/5", Pipe()):
@@ -137,12 +137,12 @@ class TestSharedItems:
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert begun.wait(5)
+        assert begun.wait(60)
         return thread, errors
 
     def test_the_one_that_waits_makes_it_itself(self, cache, awake):
         def late():
-            awake.wait(5)
+            awake.wait(600)
             raise Deadline.after(1).error("its image was being prepared")
 
         thread, errors = self.begin(cache, late)
@@ -153,7 +153,7 @@ class TestSharedItems:
         assert len(errors) == 1
 
     def test_the_one_that_waits_ends_at_its_own_deadline(self, cache, awake):
-        thread, errors = self.begin(cache, lambda: awake.wait(20))
+        thread, errors = self.begin(cache, lambda: awake.wait(600))
         with pytest.raises(RequestTimeoutError, match=LATE + "another request was preparing"):
             cache.get_or_make("k", list, Deadline.after(0.5))
         awake.set()

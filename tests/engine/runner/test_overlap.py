@@ -91,7 +91,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def graphs(load_file):
-    return load_file("runner/test_graphs.py")
+    return load_file("engine/runner/test_graphs.py")
 
 
 @pytest.fixture(scope="module")

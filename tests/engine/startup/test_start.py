@@ -54,7 +54,7 @@ def left(monkeypatch):
         threads = [each for each in threading.enumerate() if each not in before]
         threads = [each for each in threads if each.name != "tqdm_monitor"]  # one of a program
         for each in threads:  # a reader of what has been killed ends a moment later
-            each.join(5)
+            each.join(60)
         return [
             *(each.name for each in threads if each.is_alive()),
             *(f"process {child.process.pid}" for child in begun if child.process.poll() is None),

@@ -65,7 +65,7 @@ def test_idle_threads_end_with_the_one_that_made_them(runtime):
     def work():
         add_idle_threads(runtime)
         made.append(num_threads())
-        stop.wait(10)
+        stop.wait(60)
 
     thread = threading.Thread(target=work)
     thread.start()

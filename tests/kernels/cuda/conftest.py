@@ -83,7 +83,9 @@ def assert_near():
 @pytest.fixture(scope="session")
 def emulated(load_file):
     """See emulated.py."""
-    return partial(load_file("cuda/emulated.py").emulated, order=load_file("cuda/order.py"))
+    return partial(
+        load_file("kernels/cuda/emulated.py").emulated, order=load_file("kernels/cuda/order.py")
+    )
 
 
 @pytest.fixture

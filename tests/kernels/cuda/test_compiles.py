@@ -46,7 +46,7 @@ def test_no_step_waits_for_the_compiler(lines_of):
 def test_all_kernels_compile(lines):
     """Checks that compile_for_gpu.py launches every kernel that the modules define, new ones
     too."""
-    folder = Path(__file__).parents[2] / "mmdeploy_llm" / "cuda"
+    folder = Path(__file__).parents[3] / "mmdeploy_llm/kernels/cuda"
     text = "".join(
         path.read_text() for path in folder.glob("*.py") if not path.name.startswith("paged")
     )

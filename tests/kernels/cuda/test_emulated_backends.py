@@ -18,18 +18,18 @@ LIBRARIES = [
 @pytest.fixture(scope="module")
 def whole(load_file):
     """Loads test_emulated.py, which tests a whole LLM."""
-    return load_file("cuda/test_emulated.py")
+    return load_file("kernels/cuda/test_emulated.py")
 
 
 @pytest.fixture(scope="module")
 def cases(load_file):
-    return load_file("attention/cases.py")
+    return load_file("layers/attention/cases.py")
 
 
 @pytest.fixture
 def install(load_file, cases, monkeypatch):
     """Installs the fake of a library on a card; returns the names of its calls."""
-    fakes = load_file("attention/fakes.py").Fakes(cases.dense)
+    fakes = load_file("layers/attention/fakes.py").Fakes(cases.dense)
 
     is_installed = libraries.is_installed
 

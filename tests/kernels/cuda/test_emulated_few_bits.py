@@ -20,7 +20,7 @@ OF_INT8 = {"_round_rows", "aten::_int_mm", "_scale_sums", "_dequantize"}
 @pytest.fixture(scope="module")
 def whole(load_file):
     """Loads test_emulated.py, which tests a whole LLM."""
-    return load_file("cuda/test_emulated.py")
+    return load_file("kernels/cuda/test_emulated.py")
 
 
 @pytest.mark.full

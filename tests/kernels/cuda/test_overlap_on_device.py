@@ -12,12 +12,12 @@ from mmdeploy_llm.testing.tiny import make_tokenizer
 
 @pytest.fixture(scope="module")
 def ahead(load_file):
-    return load_file("runner/test_overlap.py")
+    return load_file("engine/runner/test_overlap.py")
 
 
 @pytest.fixture(scope="module")
 def make(ahead, load_file):
-    return ahead.engines(load_file("runner/test_graphs.py"), make_tokenizer())
+    return ahead.engines(load_file("engine/runner/test_graphs.py"), make_tokenizer())
 
 
 @pytest.fixture

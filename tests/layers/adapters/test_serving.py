@@ -106,7 +106,7 @@ def test_the_event_loop_goes_on_while_an_adapter_is_read(folders, oracles, monke
 
     def slow(self, name, folder):
         loads.append((name, threading.current_thread() is threading.main_thread()))
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         return read(self, name, folder)
 
     monkeypatch.setattr(AsyncLLM, "load_adapter", slow)

@@ -1,5 +1,5 @@
 """Random ragged batches over a paged cache, and their plain dense attention. Tests on the CPU and
-on GPUs load it with the fixture load_file("attention/cases.py")."""
+on GPUs load it with the fixture load_file("layers/attention/cases.py")."""
 
 import dataclasses
 import random

@@ -16,12 +16,12 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def cases(load_file):
-    return load_file("attention/cases.py")
+    return load_file("layers/attention/cases.py")
 
 
 @pytest.fixture(scope="session")
 def fakes(load_file):
-    return load_file("attention/fakes.py")
+    return load_file("layers/attention/fakes.py")
 
 
 @pytest.fixture(scope="session")

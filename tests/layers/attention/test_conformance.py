@@ -13,7 +13,7 @@ from mmdeploy_llm.testing.attention.subject import BackendSubject
 from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
 
 SPECS = {spec.name: spec for spec in provide_attention_backends()}
-EXAMPLE = Path(__file__).parents[2] / "examples/plugins/sdpa.py"
+EXAMPLE = Path(__file__).parents[3] / "examples/plugins/sdpa.py"
 BY_NAME = {check.__name__: check for check in backends.CHECKS}
 
 

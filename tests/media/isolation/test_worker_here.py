@@ -50,7 +50,7 @@ def peer(monkeypatch, limits):
     thread.start()
     yield ours
     ours.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "it must end with its parent"
 
 

@@ -43,4 +43,4 @@ def test_a_list_of_directories_without_an_end_is_left():
     begin = time.monotonic()
     found = sum(1 for _ in pages_of(lambda place, size: blob[place : place + size]))
     assert found == MAX_DIRECTORIES + 1  # and the one that says that there are more
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60

@@ -48,7 +48,7 @@ def test_it_answers_and_ends_with_its_parent(child):
         same.sendall(b"x")
     assert child.process.poll() is None
     os.close(child.lifeline)
-    assert child.process.wait(30) == 1
+    assert child.process.wait(60) == 1
 
 
 def test_a_stranger_at_the_port_is_turned_away(monkeypatch):
@@ -83,7 +83,7 @@ def test_signals_that_a_system_does_not_have(monkeypatch):
         monkeypatch.delattr(signals.signal, name)
     begin = time.monotonic()
     with signals.unheard_by_children():
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
 
 
 def test_a_pause_of_this_process_does_not_end_the_time_of_a_child(monkeypatch):

@@ -9,7 +9,7 @@ from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
 from mmdeploy_llm.hooks.versions import OUR_DISTRIBUTION
 from mmdeploy_llm.testing.scaffold import architectures
 
-README = Path(__file__).parents[2] / "plugins/mmdeploy_llm_plugins" / "README.md"
+README = Path(__file__).parents[3] / "plugins/mmdeploy_llm_plugins" / "README.md"
 COMMAND = (
     "python -m mmdeploy_llm.testing.scaffold.architectures plugins/mmdeploy_llm_plugins/README.md"
 )

@@ -15,7 +15,7 @@ from mmdeploy_llm.testing.scaffold.decoder_trial import find_decoder
 from mmdeploy_llm.testing.scaffold.small_config import one_of_each
 from mmdeploy_llm.testing.scaffold.survey import survey
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GLOBAL = 'frozenset(i for i, kind in enumerate(config.layer_types) if kind == "full_attention")'
 AFTER = {"pre_norms": "False", "post_norms": "True"}
 PARALLEL = {"is_parallel": "True"}

@@ -18,7 +18,7 @@ from mmdeploy_llm.testing.plugins import fresh
 from mmdeploy_llm.testing.scaffold import KINDS, write_package
 from mmdeploy_llm.testing.scaffold.package import package_names
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Asks a tiny model about a picture, with and without the plugin; prints for each the plugin that
 # served the model, and the tokens of prompt and answer.
 ASK = """

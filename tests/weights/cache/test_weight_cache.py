@@ -553,7 +553,7 @@ def test_the_end_of_the_program_waits_and_then_stops_it(monkeypatch):
     writer.start()
     _wait(writer, stop)
     assert stop.is_set()
-    writer.join(5)
+    writer.join(60)
     assert not writer.is_alive()
 
 

@@ -39,7 +39,7 @@ def write_coco(export: Export) -> None:
 
 
 def write_yolo(export: Export) -> None:
-    """Writes a folder with a text for each picture, beneath labels/, and the names of the classes.
+    """Writes a folder with a text for each picture, beneath `labels`, and the names of the classes.
     Of two pictures whose names differ in the suffix only the first is written. Classes of an
     earlier export there keep their ids: it may have texts of other pictures."""
     out = Path(export.output)

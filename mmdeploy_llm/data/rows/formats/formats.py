@@ -33,8 +33,8 @@ from mmdeploy_llm.data.rows.tables.serve import Spec
 from mmdeploy_llm.data.rows.tars import TarRows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import CorpusFormatSpec, KindTable
-from mmdeploy_llm.hooks.objects.declared import HEAD
 from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.values.first_bytes import HEAD
 
 from .folders import is_described, is_saved, open_described, open_saved
 

@@ -32,15 +32,15 @@ MAX_SIZE = 2**28  # bytes of a file
 SUFFIX = ".parsed"
 MORE_FILES = "additional_chat_templates"  # a folder of the model's folder
 LIBRARIES = ("huggingface_hub", "jinja2", "tokenizers")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]  # mmdeploy_llm/
 # What decides what is kept, and what is refused.
 CODE = (
-    "parse_cache",
-    "model_folder",
-    "guarding",
-    "rendering",
-    "intake/tokenizer.py",
-    "basic_layers/scaled_rope.py",
+    "engine/startup/parse_cache",
+    "weights/folder",
+    "system/guarding",
+    "engine/intake/templates",
+    "engine/intake/tokenizer.py",
+    "layers/basic/scaled_rope.py",
     "layers/config_reader.py",
 )
 

@@ -25,7 +25,7 @@ constexpr int64_t LOW_RANK_PANEL = 64;  // columns of a tile of one row, so that
 constexpr int64_t PANELS_AT_ONCE = 4;
 constexpr int64_t SMALL_B = 32 * 1024;  // values that one thread adds sooner than several
 
-// A row of the table, whose fields kernels/cpu/low_rank.py fills in; see LowRank in calls.h.
+// A row of the table, whose fields cpu/low_rank.py fills in; see LowRank in calls.h.
 struct LowRankEntry {
     int64_t a, b, scales, factor, shift;  // addresses
     int64_t rank;                         // of a part, a multiple of a unit's values

@@ -1,4 +1,5 @@
-// A random draw from each row of logits, as engine/runner/sampling/draw.py defines it, without sorting them.
+// A random draw from each row of logits, as engine/runner/sampling/draw.py defines it, without
+// sorting them.
 //
 //     block maxima --> peak, and a threshold that the largest logits reach
 //     top_k, min_p:  the tokens from that threshold on are collected
