@@ -17,7 +17,7 @@ DECLARED = "declared"  # the key of a field's metadata
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What is said of a field of a record.
+    """Says what a field of a record is, and where it is kept.
 
     says: in one sentence what it is. page: a link of the guide that says more, from docs/.
     kind: of its column in a table.
