@@ -36,8 +36,7 @@ def is_clean(text):
 
 
 def record(number):
-    error = ItemError(code=400, message=EVIL)
-    failed = {"error_code": 400, "error_class": EVIL, "error_msg": EVIL, "error": error}
+    failed = {"error": ItemError(code=400, kind=EVIL, message=EVIL)}
     return Record(
         id=f"{number}{EVIL}",
         path=None if number % 2 else f"/{number}{EVIL}",

@@ -190,8 +190,8 @@ def caption_dataset(
     **options: Any,
 ) -> Any:
     """Returns the dataset with a model's answer about each row, computed when it is read or
-    written: the columns text, reasoning, finish_reason, outcome, num_*_tokens, error_code (200 is
-    good), error_msg and error_class.
+    written: the columns text, reasoning, finish_reason, outcome, num_*_tokens, and error_code,
+    error_class and error_message, which are None where there is an answer.
 
     dataset: a ray.data.Dataset. prompt, output_prefix, columns with media: see Columns.
     concurrency: engines; None: as many as the cluster holds, with a CPU left for reading.

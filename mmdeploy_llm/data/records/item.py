@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
-from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
+if TYPE_CHECKING:
+    from mmdeploy_llm.values.params import SamplingParams
+    from mmdeploy_llm.values.pooling_request import Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Media:
 def kind_of_path(path: str) -> str:
     """Returns what a record about a file without `media` means: a video by its name, else an image,
     whatever plugins are installed. Files of all other kinds, or of other names, have `media`."""
+    from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS  # which imports hooks: --help does not
+
     return BUILT_IN_KINDS.of_name(path) or "image"
 
 

@@ -20,8 +20,8 @@ def made(number: int, shape: tuple[int, ...] = (4,)) -> Record:
 
 
 def failed(number: int) -> Record:
-    error = ItemError(code=400, message="broken")
-    return Record(id=f"item {number}", line=number, error_code=400, error_msg="broken", error=error)
+    error = ItemError(code=400, kind="RequestError", message="broken")
+    return Record(id=f"item {number}", line=number, error=error)
 
 
 def written(

@@ -27,8 +27,8 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def record(number: int, vector: np.ndarray | None) -> Record:
     if vector is not None:
         return Record(id=f"i{number}", line=number, outcome="ok", embedding=Vector.of(vector))
-    error = ItemError(code=400, message="broken")
-    return Record(id=f"i{number}", line=number, error_code=400, error_msg="broken", error=error)
+    error = ItemError(code=400, kind="RequestError", message="broken")
+    return Record(id=f"i{number}", line=number, error=error)
 
 
 def write(path: Path, vectors: list[np.ndarray | None], **options: object) -> str:

@@ -29,8 +29,8 @@ def write(path: Path, rows: dict[str, np.ndarray | None], *configs: Configuratio
             sink.configurations.write(config, (), is_new=False)
         for number, (name, own) in enumerate(rows.items()):
             if own is None:
-                error = ItemError(code=400, message="broken")
-                record = Record(id=name, line=number, error_code=400, error_msg="x", error=error)
+                error = ItemError(code=400, kind="RequestError", message="broken")
+                record = Record(id=name, line=number, error=error)
             else:
                 vector = Vector.of(own.astype("f4"))
                 record = Record(id=name, line=number, outcome="ok", embedding=vector)

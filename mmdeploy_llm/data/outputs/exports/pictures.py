@@ -55,7 +55,7 @@ def write_imagefolder(export: Export) -> None:
     is_there = out.name == METADATA
     folder = out.parent if is_there else out
     with _new_metadata(export, folder) if is_there else free(export, folder):
-        columns = Columns(fixed=FIXED, fields=_record_fields())
+        columns = Columns(fixed=FIXED, fields=())
         for item in export.items():
             columns.add(_values(item.record))
         _write_metadata(export, folder, columns, is_there=is_there)
@@ -225,10 +225,6 @@ def _values(record: Record) -> dict[str, Any]:
     """Returns the answers and the carried columns of a record."""
     values: dict[str, Any] = json.loads(record.to_json())
     return {name: values[name] for name in ("answers", "columns") if name in values}
-
-
-def _record_fields() -> tuple[str, ...]:
-    return tuple(Record.__dataclass_fields__)
 
 
 @contextmanager
