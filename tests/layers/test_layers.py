@@ -18,7 +18,7 @@ from mmdeploy_llm.layers import (
     quick_gelu,
     sectioned_axes,
 )
-from mmdeploy_llm.layers.basic import linear, rows
+from mmdeploy_llm.layers.basic import kernel_layer, linear
 from mmdeploy_llm.layers.basic import mlp as mlp_module
 from mmdeploy_llm.layers.basic import norm as norm_module
 from mmdeploy_llm.layers.basic import rotary as rotary_module
@@ -49,10 +49,10 @@ class TestLinear:
         x = randn(5, 6)
         out = merged(x)
         for name, columns in (("q_proj", (0, 4)), ("k_proj", (4, 6)), ("v_proj", (6, 9))):
-            rows = merged.parts[name]
-            assert (rows.start, rows.stop) == columns
-            alone = F.linear(x, merged.weight[rows], merged.bias[rows])
-            torch.testing.assert_close(out[:, rows], alone)
+            kernel_layer = merged.parts[name]
+            assert (kernel_layer.start, kernel_layer.stop) == columns
+            alone = F.linear(x, merged.weight[kernel_layer], merged.bias[kernel_layer])
+            torch.testing.assert_close(out[:, kernel_layer], alone)
 
 
 class TestRMSNorm:
@@ -154,14 +154,17 @@ class TestRotary:
 class TestRowParts:
     @pytest.mark.parametrize("num_rows", [0, 1, 64, 65, 128, 1000])
     def test_parts_are_whole_tiles_that_cover_all_rows(self, num_rows):
-        parts = rows.row_chunks(torch.zeros(num_rows, 3), 10, 1300)
+        parts = kernel_layer.row_chunks(torch.zeros(num_rows, 3), 10, 1300)
         covered = [row for part in parts for row in range(part.start, part.stop)]
         assert covered == list(range(num_rows))
-        assert all(part.start % rows.TILE == 0 for part in parts)
+        assert all(part.start % kernel_layer.TILE == 0 for part in parts)
         assert all(part.stop - part.start <= 128 for part in parts)
 
     def test_a_wide_row_still_gives_a_tile(self):
-        assert rows.row_chunks(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
+        assert kernel_layer.row_chunks(torch.zeros(70, 3), 10**9, 1) == [
+            slice(0, 64),
+            slice(64, 70),
+        ]
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_norm_and_rotary_in_chunks_equal_the_whole(self, dtype, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from mmdeploy_llm.batch.documents.reading.choices import check_tables
+from mmdeploy_llm.batch.documents.reading.options import check_tables
 from mmdeploy_llm.errors import ConfigError
 
 from .answer import Thinking

@@ -5,5 +5,4 @@ handle.py      Handle: one request, read with or without asyncio
 gate.py        bounds how many requests wait
 stats.py       RequestStats: timings and counts of a request
 pool.py        ModelPool: installs, starts, stops and releases models
-fair_lock.py   lets the models of a pool compute one after the other
 """

@@ -19,9 +19,9 @@ from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.text.display import listed
 
 from .animations import is_animated, is_collection, is_paged
-from .lists import listed
 from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of, is_text
 
 NUM_THREADS = 8

@@ -29,8 +29,8 @@ from mmdeploy_llm.data.records.arrow_vectors import (
 from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, restored
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions

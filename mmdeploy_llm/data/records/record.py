@@ -47,10 +47,9 @@ from typing import Any
 from mmdeploy_llm.errors import OK
 
 from .boxes import check_boxes
-from .item import Media, part_of
+from .item import Media, Vector, part_of
 from .outcome import OUTCOMES, Outcome, derived
 from .unicode_text import escaped, replaced, unescaped
-from .vectors import Vector
 
 # Left out of the JSON when empty.
 OPTIONAL = (

@@ -9,7 +9,7 @@ from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 
 from .adapter import Adapter, LowRank, TokenRows
 from .folder import read_adapter
-from .names import names_of
+from .patterns import names_of
 from .product import Group, PlainTable, add_low_rank, table_of
 
 __all__ = [

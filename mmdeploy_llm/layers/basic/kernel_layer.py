@@ -52,3 +52,17 @@ def multiplied(x: Tensor, y: Tensor, kernels: Kernels | None) -> Tensor:
     """Returns x * y, both [T, size]."""
     own = activation_kernels(kernels, x, y)
     return x * y if own is None else own.gated_mul(x, y, None)
+
+
+# Products are fastest on whole tiles of rows.
+TILE = 64
+
+
+def row_chunks(x: Tensor, row_size: int, max_values: int) -> list[slice]:
+    """Splits the rows of `x` [T, ...] into slices of at most max_values // row_size rows, but at
+    least one tile; one slice when `x` is not on the CPU."""
+    num_rows = x.shape[0]
+    step = max(TILE, max_values // row_size // TILE * TILE)
+    if num_rows <= step or not x.is_cpu:
+        return [slice(0, num_rows)]
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.kernels import ActivationName
 
-from .kernel_layer import KernelLayer, activation_kernels
+from .kernel_layer import KernelLayer, activation_kernels, row_chunks
 from .linear import Linear, MergedLinear, of_rows, plain_linear
-from .rows import row_chunks
 
 AnyActivation = ActivationName
-# Values in an intermediate result; see rows.py.
+# Values in an intermediate result; see row_chunks.
 MAX_VALUES = 4 * 2**20
 # Up to this many rows one product for gate and up is faster. With more rows two products are as
 # fast, and the activation then reads whole rows, in a third of the time.

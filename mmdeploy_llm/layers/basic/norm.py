@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.kernels.states import NormKernels
 
-from .kernel_layer import KernelLayer, added
+from .kernel_layer import KernelLayer, added, row_chunks
 from .linear import empty_parameter
-from .rows import row_chunks
 
-# Values in a float32 temporary; see rows.py.
+# Values in a float32 temporary; see row_chunks.
 MAX_VALUES = 2**18
 
 

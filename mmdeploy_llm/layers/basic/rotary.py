@@ -25,11 +25,10 @@ from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.states import NormKernels
 
-from .kernel_layer import KernelLayer
+from .kernel_layer import KernelLayer, row_chunks
 from .norm import RMSNorm, heads_normed
-from .rows import row_chunks
 
-# Values in a float32 temporary; see rows.py.
+# Values in a float32 temporary; see row_chunks.
 MAX_VALUES = 2**18
 NUM_AXES = 3  # of positions: time, height, width
 

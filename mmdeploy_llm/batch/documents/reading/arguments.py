@@ -11,8 +11,7 @@ from mmdeploy_llm.data.files.arguments import FindingArguments
 from mmdeploy_llm.data.files.page_choice import check_drawing
 from mmdeploy_llm.errors import ConfigError
 
-from .choices import check_tables
-from .options import ReadArguments
+from .options import ReadArguments, check_tables
 from .plan import Wish
 
 WISHED = ("preset", "task", "prompt", "tables", "pages", "dpi", "password", "running", "sampling")

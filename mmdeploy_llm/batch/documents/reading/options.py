@@ -1,4 +1,5 @@
-"""The options of `LLM.read`, which its signature shows."""
+"""The options of `LLM.read`, which its signature shows, and the choices of how Markdown is
+written."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mmdeploy_llm.data.files.arguments import FindingArguments
+from mmdeploy_llm.errors import ConfigError
 
 
 class ReadArguments(FindingArguments, total=False):
@@ -41,3 +43,17 @@ class ReadArguments(FindingArguments, total=False):
     journal: str | None
     engine_restarts: int
     log_json: str | None
+
+
+TABLES = ("html", "markdown")
+RUNNING = ("mark", "keep")
+
+
+def check_tables(tables: str | None, running: str, *, is_written: bool) -> None:
+    """Raises ConfigError for unknown choices, and for one without an effect. is_written: whether
+    Markdown is."""
+    for name, value, known in (("tables", tables, TABLES), ("running", running, RUNNING)):
+        if value is not None and value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value[:40]!r}")
+    if running != RUNNING[0] and not is_written:
+        raise ConfigError("running needs markdown, a folder for it")
