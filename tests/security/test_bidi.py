@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from mmdeploy_llm.batch.report.bidi import without_bidi_controls
+from mmdeploy_llm.batch.report.letters import without_bidi_controls
 from mmdeploy_llm.batch.report.page import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.batch.summary import BatchSummary

@@ -22,8 +22,7 @@ from mmdeploy_llm.media.boxes.writing import MAX_SHOWN, svg
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.values.text.display import seconds
 
-from .bidi import without_bidi_controls
-from .letters import language, searched
+from .letters import language, searched, without_bidi_controls
 from .pictures import JPEG, MP3, Picture, Pictures, printable
 from .previews import is_refused, media_of
 

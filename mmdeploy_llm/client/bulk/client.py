@@ -16,7 +16,7 @@ from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
 from mmdeploy_llm.batch.arguments import BatchOptions
 from mmdeploy_llm.batch.documents.reading.options import ReadArguments
 from mmdeploy_llm.batch.estimate import NUM_ITEMS
-from mmdeploy_llm.client.answering import AnsweringClient
+from mmdeploy_llm.client.answering import AnsweringClient, Progress
 from mmdeploy_llm.client.arguments import (
     as_prompt,
     as_prompts,
@@ -24,7 +24,6 @@ from mmdeploy_llm.client.arguments import (
     one_params,
     params_for,
 )
-from mmdeploy_llm.client.progress import Progress
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError

@@ -20,11 +20,11 @@ from itertools import islice
 from typing import Any, Self
 
 from mmdeploy_llm.client.llm import LLM
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.deaths import MAX_LOADS
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError, MMDeployLLMError, RequestError
+from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
 

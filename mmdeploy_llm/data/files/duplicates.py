@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from mmdeploy_llm.data.outputs.base import Sink
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record, Timings
+from mmdeploy_llm.values.closing import Closing
 
 from .contents import Contents
 from .options import FindingOptions

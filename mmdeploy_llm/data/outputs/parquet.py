@@ -30,8 +30,8 @@ from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, fitted, res
 from mmdeploy_llm.data.records.declared import JSON
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import EXACT, FIELDS, Record
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions

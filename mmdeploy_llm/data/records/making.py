@@ -16,10 +16,9 @@ from mmdeploy_llm.values.outputs.request_output import (
     RequestOutput,
 )
 
-from .item import Item
+from .item import Item, Vector
 from .outcome import Verdict, verdict_of
 from .record import ItemError, Record, Timings
-from .vectors import Vector
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 LOWEST_LOGPROB = -1e30

@@ -15,10 +15,9 @@ from typing import Any
 from .boxes import check_boxes
 from .columns import Kind
 from .declared import DECLARED, FLOAT, INT, JSON, TEXT, Declared, row, struct
-from .item import Media, part_of
+from .item import Media, Vector, part_of
 from .outcome import OUTCOMES, Outcome
 from .unicode_text import escaped, replaced, unescaped
-from .vectors import Vector
 
 EXACT = "exact"  # of a line of JSON: what a Record has in its fields `id`, `path` and `media`
 ERROR_KEYS = ("code", "class", "message")

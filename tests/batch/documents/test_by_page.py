@@ -134,7 +134,7 @@ def test_a_whole_document_gives_its_text_up_to_a_limit(do, folder, caplog, monke
     assert found["a.pdf"]["text"] == "all: one\n\ntwo\n\nthree"
     assert "scan.tiff" in found
     assert "the pdf is damaged" in found["d.pdf"]["error"]["message"]
-    monkeypatch.setattr("mmdeploy_llm.batch.documents.text_layers.MAX_TEXT", 6)
+    monkeypatch.setattr("mmdeploy_llm.batch.documents.pages.MAX_TEXT", 6)
     caplog.clear()
     found, _, _ = do("overwrite", question="{text_layer}")
     assert found["a.pdf"]["text"] == "all: one\n\nt"

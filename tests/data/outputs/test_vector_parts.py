@@ -9,8 +9,8 @@ import pytest
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.opening.lance_store import LanceStore
 from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.errors import ConfigError
 
 

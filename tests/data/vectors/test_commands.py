@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.records.vectors import Vector
 
 COLOURS = ("red", "green", "blue", "black")
 NUM_PICTURES = 12

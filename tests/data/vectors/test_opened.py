@@ -8,9 +8,9 @@ import pytest
 
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.data.records.state import RunState
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.data.vectors.nearest import nearest
 from mmdeploy_llm.data.vectors.opened import Vectors
 from mmdeploy_llm.errors import ConfigError

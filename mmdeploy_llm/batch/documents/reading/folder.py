@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mmdeploy_llm.batch.documents.pages import counted
-from mmdeploy_llm.data.files.page_ids import document_id, page_of
+from mmdeploy_llm.data.files.page_choice import document_id, page_of
 from mmdeploy_llm.data.outputs.base import Sink
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.record import Record

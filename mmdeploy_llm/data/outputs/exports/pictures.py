@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.data.files.lists import listed
 from mmdeploy_llm.data.outputs.sidecars.places import Spot
 from mmdeploy_llm.data.outputs.sidecars.writer import (
     NO_ANSWER,
@@ -36,6 +35,7 @@ from mmdeploy_llm.data.rows.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.system.guarding.claims import LOCK, claimed
+from mmdeploy_llm.values.text.display import listed
 
 from .export import Export, Exported
 

@@ -24,7 +24,7 @@ from mmdeploy_llm.data.records.arrow_vectors import (
     field_of,
     kind_in,
 )
-from mmdeploy_llm.data.records.vectors import Vector
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks.objects.store import RecordStore
 
