@@ -1,5 +1,6 @@
-"""The tables of options.md and decoder_options.md, made of the fields' own descriptions, and those
-of coming_from.md."""
+"""The tables of options.md and decoder_options.md, made of the fields' own descriptions, those of
+coming_from.md, and the fields of a record in captioning.md. The Chinese page says these in its own
+words, so that their table has other marks."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import decoder_table
 
+from mmdeploy_llm.data.records.record import FIELDS
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import (
     EarlyStopParams,
@@ -20,8 +22,9 @@ from mmdeploy_llm.values.params import (
 from mmdeploy_llm.values.params.counterparts import COUNTERPARTS
 
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+OF_RECORDS = re.compile(r"(<!-- fields of a record -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
-PAGES = ("options.md", "coming_from.md", "decoder_options.md")
+PAGES = ("options.md", "coming_from.md", "decoder_options.md", "captioning.md")
 DECODER = "DecoderConfig"
 ELSEWHERE = "counterparts of "  # in the title of a table
 PARAMS = {
@@ -45,7 +48,8 @@ def themes() -> dict[str, list[str]]:
 
 def fill(markdown: str) -> str:
     """Writes the tables between their markers."""
-    return TABLE.sub(lambda match: f"{match[1]}\n{table(match[2])}\n{match[3]}", markdown)
+    filled = TABLE.sub(lambda match: f"{match[1]}\n{table(match[2])}\n{match[3]}", markdown)
+    return OF_RECORDS.sub(lambda match: f"{match[1]}\n{fields()}\n{match[2]}", filled)
 
 
 def table(title: str) -> str:
@@ -68,6 +72,15 @@ def table(title: str) -> str:
             field.description,
         )
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def fields() -> str:
+    """Returns the table of the fields of a record."""
+    rows = ["| field | meaning |", "|---|---|"]
+    for name, own in FIELDS.items():
+        meaning = f"{own.says}; see {own.page}" if own.page else own.says
+        rows.append(f"| `{name}` | {meaning.replace('|', chr(92) + '|')} |")
     return "\n".join(rows) + "\n"
 
 

@@ -50,7 +50,7 @@ def main() -> None:
     captions.drop_columns(["bytes"]).write_parquet(str(output / "captions"))
     found = ray.data.read_parquet(str(output / "captions")).take_all()
     for row in sorted(found, key=lambda row: row["path"]):
-        print(os.path.basename(row["path"]), row["text"] or row["error_msg"], sep=": ")
+        print(os.path.basename(row["path"]), row["text"] or row["error_message"], sep=": ")
 
 
 if __name__ == "__main__":

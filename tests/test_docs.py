@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 import pytest
 
 from mmdeploy_llm import EngineConfig, errors
+from mmdeploy_llm.data.records.record import FIELDS
 from mmdeploy_llm.layers import DecoderConfig
 from tests.test_architecture import LAYERS
 
@@ -57,6 +58,12 @@ def test_tables_of_options_are_up_to_date(hooks):
     for page in hooks.option_tables.PAGES:
         text = (hooks.ROOT / "docs" / page).read_text()
         assert hooks.option_tables.fill(text) == text, "run: python docs/hooks.py"
+
+
+def test_both_pages_about_a_line_have_all_fields_of_a_record_in_their_order(hooks):
+    for page in ("captioning.md", "captioning.zh.md"):
+        text = (hooks.ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == [*FIELDS]
 
 
 def test_a_row_has_default_range_and_meaning(hooks):

@@ -7,7 +7,7 @@ import pytest
 
 from mmdeploy_llm.engine.delivery.delivery import Delivery
 from mmdeploy_llm.engine.engine import Engine
-from mmdeploy_llm.engine.runner.overlap import deferred
+from mmdeploy_llm.engine.runner.executor import deferred
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.hooks import EngineInfo, PluginManager, hookimpl
 from mmdeploy_llm.request import Request

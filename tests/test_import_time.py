@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm.data.records.record import Record
+
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "PIL"}
 HEAVY |= {"av", "httpcore2", "jinja2", "asyncio", "mmdeploy_llm.engine.startup.start"}
@@ -97,8 +99,8 @@ def test_every_name_of_the_package_loads_nothing_heavy():
 )
 def test_commands_without_a_model_load_nothing_heavy(words, allowed, code, tmp_path):
     picture = ROOT / "examples/images/picture-2.jpg"
-    row = {"id": "2", "path": str(picture), "text": "A circle.", "error_code": 200, "error": None}
-    (tmp_path / "captions.jsonl").write_text(json.dumps(row) + "\n")
+    record = Record(id="2", path=str(picture), text="A circle.")
+    (tmp_path / "captions.jsonl").write_text(record.to_json() + "\n")
     modules = loaded(RUN.format(code=code), *words.split(), cwd=tmp_path)
     assert not (HEAVY - set(allowed)) & modules
     assert "mmdeploy_llm.cli.program" in modules

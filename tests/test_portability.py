@@ -60,7 +60,7 @@ ALONE = {
     "mmdeploy_llm/kernels/cpu/openmp.py": "register_at_fork",
     "mmdeploy_llm/testing/plugins/fetchers.py": "/dev",
     "mmdeploy_llm/testing/plugins/left_over.py": "/proc",
-    "mmdeploy_llm/testing/plugins/memory.py": "/proc",
+    "mmdeploy_llm/testing/plugins/bounded.py": "/proc",
     "mmdeploy_llm/weights/read_ahead.py": "preadv",
     "mmdeploy_llm/system/processes/wire.py": "MAP_PRIVATE memfd_create",
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tqdm import auto, tqdm
 
-from mmdeploy_llm.client.progress import Progress
+from mmdeploy_llm.client.answering import Progress
 from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,
     Completions,

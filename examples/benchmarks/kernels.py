@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from products import header, run_level
 
-from mmdeploy_llm.engine.runner.sampling.draw import draw
-from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
+from mmdeploy_llm.engine.runner.sampling.draw import DrawParams, draw
 from mmdeploy_llm.hooks import VisibleKeys
 from mmdeploy_llm.kernels.cpu import CpuKernels, cpu_levels, load
 

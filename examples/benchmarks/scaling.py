@@ -47,8 +47,7 @@ from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.ticket import Ticket
 from mmdeploy_llm.engine.intake.placeholders import Placeholders
 from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, load_tokenizer
-from mmdeploy_llm.engine.runner.sampling.draw import draw
-from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
+from mmdeploy_llm.engine.runner.sampling.draw import DrawParams, draw
 from mmdeploy_llm.engine.runner.sampling.grammar import ban_tokens
 from mmdeploy_llm.engine.runner.sampling.logprobs import prompt_logprobs
 from mmdeploy_llm.engine.runner.sampling.trackers import BadSequences

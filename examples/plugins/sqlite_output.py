@@ -9,7 +9,7 @@ import sqlite3
 
 from mmdeploy_llm.hooks import OutputSinkSpec, RecordStore, hookimpl
 
-COLUMNS = ("id", "path", "line", "text", "outcome", "error_code", "error_msg")
+COLUMNS = ("id", "path", "line", "text", "outcome", "error_code", "error_message")
 TABLE = f"""
 CREATE TABLE IF NOT EXISTS records (
     position INTEGER PRIMARY KEY AUTOINCREMENT, record TEXT NOT NULL, {", ".join(COLUMNS)}
@@ -60,6 +60,8 @@ class SqliteStore(RecordStore):
 
     def append(self, line, values):
         """Adds a row, which is a transaction of its own."""
+        error = values["error"] or {}
+        values = {**values, "error_code": error.get("code"), "error_message": error.get("message")}
         cells = [values.get(name) for name in COLUMNS]
         return self.database.execute(INSERT, (line, *cells)).lastrowid
 

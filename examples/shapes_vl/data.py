@@ -21,7 +21,7 @@ import clips
 import numpy as np
 import questions as asking
 from mmdeploy_llm_plugins.ernie.frames import choose_frames
-from mmdeploy_llm_plugins.ernie.stamp import Stamp
+from mmdeploy_llm_plugins.ernie.video import Stamp
 from PIL import Image
 from pixels import MERGE, PAIR, VIDEO, preprocess
 from scenes import Scene, draw_scene

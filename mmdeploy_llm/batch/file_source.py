@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
+from mmdeploy_llm.batch.corpus.columns import check_no_columns
 from mmdeploy_llm.batch.questions.asks import NO_ASKS, Asks, questions_about
 from mmdeploy_llm.data.files.files import Found, FoundFile
-from mmdeploy_llm.data.files.identity import Ids
 from mmdeploy_llm.data.files.question_fields import OF_FILES, SIDECAR, TEXT_LAYER, filled, names_in
+from mmdeploy_llm.data.files.walk import Ids
 from mmdeploy_llm.data.outputs.sidecars.options import DEFAULT_SUFFIX
 from mmdeploy_llm.data.outputs.sidecars.places import Places, Spot, read_sidecar
 from mmdeploy_llm.data.records.identity import digest_of, file_state
@@ -22,9 +23,38 @@ from mmdeploy_llm.data.rows.rows import BadItem, Lines
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.values.params import SamplingParams
 
-from .corpus.columns import check_no_columns
 from .items import with_system
-from .order import mixed, sizes_of
+
+FEWEST = 64  # fewer files are read as they are listed
+GOLDEN = (5**0.5 - 1) / 2
+
+
+def mixed(sizes: Mapping[str, int]) -> list[str]:
+    """Returns the paths in an order of which every part has files of all sizes in equal shares, so
+    that the time for the first ones tells the time for the rest. The same files are always read in
+    the same order; fewer than FEWEST stay as they are."""
+    paths = [*sizes]
+    if len(paths) < FEWEST:
+        return paths
+    by_size = sorted(paths, key=sizes.__getitem__)
+    # Multiples of the golden ratio modulo 1 fill the interval evenly, however many are taken.
+    ranks = sorted(range(len(paths)), key=lambda number: number * GOLDEN % 1)
+    for rank, number in enumerate(ranks):
+        paths[number] = by_size[rank]
+    return paths
+
+
+def sizes_of(paths: Iterable[str]) -> dict[str, int]:
+    """Returns the bytes of every file, 0 of one that cannot be found."""
+    return {path: _size(path) for path in paths}
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):  # its record will say what is wrong with it
+        return 0
+
 
 # "past": its file has no such part any more; "replaced": other items stand for all of its file.
 Fate = Literal["kept", "past", "replaced"]

@@ -107,8 +107,9 @@ def in_numbers(counts: RunCounts) -> dict[str, Any]:
 
 def _told(record: Record) -> dict[str, Any]:
     """Returns the values of an event "item"."""
-    names = ("id", "line", "outcome", "outcome_reason", "error_code", "error_class", "error_msg")
-    return {name: getattr(record, name) for name in names}
+    names = ("id", "line", "outcome", "outcome_reason")
+    error = None if record.error is None else record.error.to_json()
+    return {**{name: getattr(record, name) for name in names}, "error": error}
 
 
 class LeftToDo:
@@ -282,7 +283,7 @@ class Tally:
         elif record.outcome == "ok":
             counts.num_done += 1
         else:
-            counts.outcomes[str(record.outcome)] += 1
+            counts.outcomes[record.outcome] += 1
         counts.answers.update(record.answers.keys())
         counts.num_same += record.same_as is not None
         counts.num_prompt_tokens += record.num_prompt_tokens

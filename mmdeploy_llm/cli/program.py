@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm import __version__
+from mmdeploy_llm.cli.commands.batches import embed
 from mmdeploy_llm.cli.options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.cli.options.command import Command, CommandGroup
 from mmdeploy_llm.cli.options.count_help import COUNT_EPILOG
@@ -26,7 +27,6 @@ from .commands.bench import BENCH_EPILOG, bench
 from .commands.count import count
 from .commands.determinism import DETERMINISM_EPILOG, check_determinism
 from .commands.doctor import DOCTOR_EPILOG, doctor
-from .commands.embed import embed
 from .commands.exports import EXPORT_EPILOG, export
 from .commands.jobs import MORE_WORDS, RUN_EPILOG, run
 from .commands.merge import MERGE_EPILOG, merge
@@ -38,8 +38,7 @@ from .commands.reports import REPORT_EPILOG, report
 from .commands.search import dedupe, search
 from .commands.talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
 from .commands.transcribe import transcribe
-from .exits import STOPPED, USAGE, print_error
-from .wording import in_options
+from .exits import STOPPED, USAGE, in_options, print_error
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PluginManager

@@ -109,8 +109,7 @@ def show_estimate(
     """Answers the items of --estimate, prints their answers and what all items will take, with
     --resume those that are left, and writes a page of them beside the report, if that is wanted.
     Raises ConfigError with --ray."""
-    from mmdeploy_llm.batch.estimate.estimate import estimate
-    from mmdeploy_llm.batch.estimate.left import LeftSource
+    from mmdeploy_llm.batch.estimate.estimate import LeftSource, estimate
     from mmdeploy_llm.batch.estimate.page import beside, write_page
     from mmdeploy_llm.batch.job import plan_source
     from mmdeploy_llm.cli.terminal.output import caption_table, make_console, printable

@@ -6,6 +6,5 @@ answering.py  AnsweringClient: many prompts in one call
 arguments.py  checks the arguments of their methods
 embedding.py  asks for vectors, scores and labels
 counting.py   counts tokens without a model
-progress.py   shows the progress bar of generate and chat
 belonging.py  an object that works only in the process that made it
 """

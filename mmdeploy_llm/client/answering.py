@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any, Literal
 
 from mmdeploy_llm.engine.desk.ask import Ask
@@ -14,11 +16,51 @@ from mmdeploy_llm.messages import Conversation, Prompt, Prompts
 from mmdeploy_llm.values.adapter_ref import AnyAdapter
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.text.progress_bars import UseTqdm
+from mmdeploy_llm.values.text.progress_bars import UseTqdm, open_bar, show_words
 
 from .arguments import Asks, asks_of_stream, chat_options
 from .client import EngineClient
-from .progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """A bar that counts finished prompts and shows tokens per second, and after it a warning when
+    prompts have failed. Without a bar nothing is shown."""
+
+    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
+        self._bar = open_bar(use_tqdm or False, total=total, desc="Processed prompts")
+        self._begin = time.monotonic()
+        self._num_input, self._num_output, self._total = 0, 0, total if use_tqdm else 0
+        self._failed: list[RequestOutput] = []
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        if self._failed and self._total:
+            self._tell()
+
+    def _tell(self) -> None:
+        first = self._failed[0]
+        logger.warning(
+            "%d of %d prompts failed (their outputs have is_ok False, an error_code and an "
+            "error_msg); the first with error %d: %s",
+            len(self._failed),
+            self._total,
+            first.error_code,
+            first.error_msg,
+        )
+
+    def count(self, output: RequestOutput) -> None:
+        """Counts one finished prompt."""
+        self._failed += [] if output.is_ok else [output]
+        self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
+        self._num_input += len(output.prompt_token_ids)
+        seconds = max(time.monotonic() - self._begin, 1e-9)
+        read, written = self._num_input / seconds, self._num_output / seconds
+        words = f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
+        show_words(self._bar, words)
+        self._bar.update(1)
+
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None

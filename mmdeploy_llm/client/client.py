@@ -20,11 +20,11 @@ from mmdeploy_llm.media.loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.system.processes import finalize_here, without_collections
 from mmdeploy_llm.values.adapter_ref import AdapterRef, AnyAdapter, LoRARequest
+from mmdeploy_llm.values.closing import closed_on_error
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.forms import table_of, told
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.text.closing import closed_on_error
 from mmdeploy_llm.weights.folder import look_up
 from mmdeploy_llm.weights.read_ahead import read_ahead
 

@@ -32,7 +32,7 @@ class TokenCounter(Belonging):
     def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         config = EngineConfig.from_options(model, options)
         look_up(config, PROMPT_FILES)
-        from mmdeploy_llm.engine.startup.counting import open_intake  # which imports torch
+        from mmdeploy_llm.engine.startup.rooms import open_intake
 
         super().__init__()
         self._is_closed = False

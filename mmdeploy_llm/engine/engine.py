@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
+from mmdeploy_llm.engine.runner.executor import Started
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.hooks import EngineInfo, PluginManager, StepStats
 from mmdeploy_llm.hooks.names import error_text
@@ -23,7 +24,6 @@ from mmdeploy_llm.values.plan import RequestFailure, StepPlan, StepResult, Token
 from .delivery.delivery import Delivery
 from .delivery.summary import record_of
 from .runner.executor import ComputeHost, Executor
-from .runner.overlap import Started
 from .schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

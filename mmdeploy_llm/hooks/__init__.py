@@ -14,7 +14,6 @@ from mmdeploy_llm.hooks.objects.attention import (
 )
 from mmdeploy_llm.hooks.objects.boxes import BoxRule
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartContext, ChatPartSpec
-from mmdeploy_llm.hooks.objects.corpora import CorpusFile, CorpusFormatSpec, DamagedRow
 from mmdeploy_llm.hooks.objects.encoder_prompts import EncoderPrompt, EncoderPrompts
 from mmdeploy_llm.hooks.objects.logits import (
     LogitsContext,
@@ -27,7 +26,13 @@ from mmdeploy_llm.hooks.objects.parsing import NextText, ReasoningParser, Segmen
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.hooks.objects.speech import Heard, SpeechRules, Spoken
-from mmdeploy_llm.hooks.objects.store import OutputSinkSpec, RecordStore
+from mmdeploy_llm.hooks.objects.store import (
+    CorpusFile,
+    CorpusFormatSpec,
+    DamagedRow,
+    OutputSinkSpec,
+    RecordStore,
+)
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
 from mmdeploy_llm.hooks.versions import API_VERSION
 from mmdeploy_llm.messages import MediaRef

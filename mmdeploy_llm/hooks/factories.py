@@ -13,11 +13,10 @@ from mmdeploy_llm.errors import (
     PluginError,
 )
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, AttentionBackendSpec
-from mmdeploy_llm.hooks.objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.hooks.objects.reading import KEEP, ReadingPreset
-from mmdeploy_llm.hooks.objects.store import OutputSinkSpec, RecordStore
+from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec, RecordStore
 
 from .contracts import (
     MediaProcessor,

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
-from mmdeploy_llm.hooks.objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.hooks.objects.declared import BUILT_IN, Declared
-from mmdeploy_llm.hooks.objects.store import OutputSinkSpec
+from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 
 from .contracts import MediaProcessorSpec
 from .names import normalise

@@ -8,10 +8,9 @@ from typing import Generic, Literal, TypeVar
 
 from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
-from mmdeploy_llm.hooks.objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
-from mmdeploy_llm.hooks.objects.store import OutputSinkSpec
+from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec

@@ -14,10 +14,9 @@ from mmdeploy_llm.hooks.objects.chat_parts import (
     ChatPartSpec,
     are_keys,
 )
-from mmdeploy_llm.hooks.objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
-from mmdeploy_llm.hooks.objects.store import OutputSinkSpec
+from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
 from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.values.first_bytes import HEAD

@@ -10,10 +10,9 @@ from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
-from mmdeploy_llm.hooks.objects.corpora import CorpusFormatSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.relatives import relatives
-from mmdeploy_llm.hooks.objects.store import OutputSinkSpec
+from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec
 from .names import did_you_mean, listing, normalise

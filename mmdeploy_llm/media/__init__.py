@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.media.image.decode import Drawing
     from mmdeploy_llm.media.isolation import Workers
     from mmdeploy_llm.media.pixels import (
         CLIP_MEAN,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .beneath import open_beneath
     from .documents.page_parts import PageParts
     from .image.decode import DecodedImage, ImageDecoder, ImageHeader, decode_image
-    from .image.drawing import Drawing
     from .image.thumbnail import small_jpeg
     from .local import read_beneath
     from .sound.decode import OpenSound, SoundDecoder
@@ -68,7 +68,7 @@ _HOMES = {
     "CLIP_MEAN": "mmdeploy_llm.media.pixels",
     "CLIP_STD": "mmdeploy_llm.media.pixels",
     "DecodedImage": ".image.decode",
-    "Drawing": ".image.drawing",
+    "Drawing": ".image.decode",
     "ImageDecoder": ".image.decode",
     "ImageHeader": ".image.decode",
     "OpenSound": ".sound.decode",

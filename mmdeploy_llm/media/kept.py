@@ -14,11 +14,11 @@ from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.decode import Drawing
 from mmdeploy_llm.values.text.display import shown
 
 from .image.arrays import array_size
 from .image.decode import is_apart
-from .image.drawing import Drawing
 from .image.files import oriented, peek_file
 from .image.modes import to_rgb
 from .image.orientation import live_orientation, stored_orientation, upright

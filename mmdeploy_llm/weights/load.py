@@ -35,19 +35,28 @@ from mmdeploy_llm.weights.gguf.header import read_headers
 from mmdeploy_llm.weights.gguf.lookup import Tables
 from mmdeploy_llm.weights.gguf.reading import GGUFFile
 from mmdeploy_llm.weights.gguf.tower import TowerFile
+from mmdeploy_llm.weights.quantized.reading import readable_files
 from mmdeploy_llm.weights.tensor_file import TensorFile
 
 from .bounds import bounded_building
-from .dtypes import dtype_of
 from .files import LOADABLE, SafetensorsFile
 from .find import find_weights
 from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
-from .quantized.reading import readable_files
 from .shard import Read
 from .streaming import NUM_READERS, PackModule, can_pack_early, done_in_order, read_all
 
 logger = logging.getLogger(__name__)
+
+
+def dtype_of(module: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of a module's parameter in a model of `dtype`: float32 for those that its
+    attribute `fp32_parameters` names, and in float16 for those of `fp32_parameters_of_float16`."""
+    wide = getattr(module, "fp32_parameters", ())
+    if dtype is torch.float16:
+        wide = (*wide, *getattr(module, "fp32_parameters_of_float16", ()))
+    return torch.float32 if name in wide else dtype
+
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 MAX_NAMED = 10  # keys listed in one error message

@@ -380,8 +380,8 @@ def test_a_batch_with_a_schema(fake_llm, jsonl, tmp_path):
     summary = run_batch(plan_batch(source, out, settings), lambda: fake_llm)
     assert summary.failures == {"422 InvalidAnswerError": 1, "400 MediaError": 1}
     assert len(fake_llm.prompts) == 3
-    record = next(each for each in read_records(out) if each.error_code == 422)
+    record = next(each for each in read_records(out) if each.error and each.error.code == 422)
     assert record.text == "a caption of a"
-    assert "also after 1 retries: it is not JSON" in record.error_msg
+    assert "also after 1 retries: it is not JSON" in record.error.message
     with pytest.raises(ConfigError, match="validate is not set, was"):
         plan_batch(source, out, BatchSettings(mode="resume", retried=NOTHING))

@@ -85,11 +85,11 @@ def test_a_failed_question_is_named_and_the_others_are_kept(run, pictures):
     asks = Asks.given({"caption": "Describe.", "nsfw": "bad?", "worse": "bad!"})
     (record,) = run(pictures / "sub", asks=asks)[0].values()
     assert record["answers"] == {"caption": "To Describe."}
-    assert record["error_code"] == 400
+    assert record["error"]["code"] == 400
     assert record["outcome"] == "failed"
     assert record["finish_reason"] == "error"
     for words in ("question 'nsfw': cannot read bad", "question 'worse': cannot read bad"):
-        assert words in record["error_msg"] == record["error"]["message"]
+        assert words in record["error"]["message"]
     assert Record.from_values(record).answers == record["answers"]
 
 
@@ -121,10 +121,10 @@ def test_a_line_has_questions_of_its_own(run):
     found, _, llm = run([line for line in lines if line["id"] != "c"])
     assert found["a"]["answers"] == {"caption": "To Describe.", "tags": "To List tags."}
     assert found["b"]["answers"] == {"x": "To Why?"}
-    assert {found[name]["error_code"] for name in "defghi"} == {400}
-    assert "by name" in found["d"]["error_msg"]
-    assert "the user's" in found["e"]["error_msg"]
-    assert "'../x'" in found["f"]["error_msg"]
+    assert {found[name]["error"]["code"] for name in "defghi"} == {400}
+    assert "by name" in found["d"]["error"]["message"]
+    assert "the user's" in found["e"]["error"]["message"]
+    assert "'../x'" in found["f"]["error"]["message"]
     assert len(llm.prompts) == 3
 
 
@@ -139,7 +139,7 @@ def test_rows_fill_their_columns_into_each_question(run, jsonl):
 
     found, *_ = run(path, asks=asks, columns=ColumnOptions(image="image"))
     assert found["a"]["answers"] == {"check": "To Is it A cat?", "tags": "To List."}
-    faults = [line["error_msg"] for line in found.values() if line["error_code"] == 400]
+    faults = [line["error"]["message"] for line in found.values() if line["error"]]
     assert len(faults) == 2
     assert "'title' is empty" in faults[0]
 

@@ -129,7 +129,7 @@ def test_a_text_that_is_there_is_part_of_the_question(do, pictures, fake_llm):
     }
     assert texts(pictures)["1.txt"] == "a caption of 1.png\n"
     assert summary.failures == {"400 RequestError": 2}
-    messages = {own.path: own.error_msg for own in summary.records() if not own.is_ok}
+    messages = {own.path: own.error.message for own in summary.records() if own.error}
     assert messages == {
         "pictures/2.png": "its sidecar '2.txt' is empty",
         "pictures/sub/3.PNG": "its sidecar '3.txt' is missing",

@@ -168,7 +168,7 @@ def test_what_finds_no_boxes_is_an_error(tmp_path):
 def test_wrong_boxes_in_an_output(wrong):
     """A record that somebody has written is refused with a reason."""
     with pytest.raises(ValueError, match=r"its (box|picture_size)"):
-        Record.from_values({"id": "a", "text": "", "error": None, **wrong})
+        Record.from_values({**Record(id="a").to_values(), **wrong})
 
 
 def test_models_without_a_rule_are_refused_before_loading(tmp_path):

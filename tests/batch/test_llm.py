@@ -117,4 +117,4 @@ def test_a_model_is_asked_what_its_family_reads(tiny_copy, tmp_path, family, que
             run(source, tmp_path / f"{number}.jsonl", **given)
     records = [next(read_records(tmp_path / f"{number}.jsonl")) for number in range(3)]
     assert len({(record.text, record.num_prompt_tokens) for record in records}) == 1
-    assert all(record.error_code == 200 for record in records)
+    assert all(record.is_ok for record in records)

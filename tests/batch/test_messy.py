@@ -133,4 +133,4 @@ def test_the_program_accounts_for_each_file(messy, tmp_path):
     for line in out.read_text().splitlines():
         record = json.loads(line)
         own = record["path"].rpartition("/")[2]
-        assert record["outcome"] != "failed" or own in record["error_msg"]
+        assert record["outcome"] != "failed" or own in record["error"]["message"]

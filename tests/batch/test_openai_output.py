@@ -90,9 +90,8 @@ def test_completions_and_responses():
 
 
 def test_an_error():
-    error = ItemError(code=400, message="no")
-    own = record(text="", error_code=400, error_msg="no", error_class="MediaError", error=error)
-    found = line_of(own, "m", 0)
+    error = ItemError(code=400, kind="MediaError", message="no")
+    found = line_of(record(text="", error=error), "m", 0)
     assert found["error"] == {"code": "400", "message": "no"}
     assert found["response"]["status_code"] == 400
     assert found["response"]["body"]["error"]["type"] == "MediaError"

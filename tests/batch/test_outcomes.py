@@ -1,6 +1,5 @@
 """Answers that are empty, cut off or in a loop are told apart from good ones and from failures."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from mmdeploy_llm.data.records.making import record_of
 from mmdeploy_llm.data.records.outcome import ALL_FAILED, NOTHING, OUTCOMES, Retried
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.outputs.request_output import CompletionOutput, Completions
+from mmdeploy_llm.values.outputs.request_output import CompletionOutput, Completions, ToolCall
 from mmdeploy_llm.values.params import SamplingParams
 
 EMPTY = {"text": " \n", "token_ids": [5]}
@@ -79,10 +78,10 @@ def test_a_text_that_was_cut_off_in_a_loop(fake_llm, ids, reason):
     assert made(fake_llm, completion(token_ids=ids)).outcome == "ok"  # it ended by itself
 
 
-def test_a_call_of_a_tool_is_an_answer():
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    assert Record(id=1, tool_calls=(call,)).outcome == "ok"
-    assert Record(id=1).outcome == "empty"
+def test_a_call_of_a_tool_is_an_answer(fake_llm):
+    call = ToolCall(id="1", name="f", arguments="{}")
+    assert made(fake_llm, completion(text="", tool_calls=(call,))).outcome == "ok"
+    assert made(fake_llm, completion(text="")).outcome == "empty"
 
 
 def test_the_length_that_was_asked_for_is_no_cut(fake_llm):
@@ -103,27 +102,6 @@ def test_of_several_samples_the_worst_counts(fake_llm, first, second):
     samples = [completion(index=i, **kinds[name]) for i, name in enumerate((first, second))]
     record = made(fake_llm, *samples, n=2)
     assert record.outcome == min(first, second, key=OUTCOMES.index)
-    old = {
-        name: value for name, value in json.loads(record.to_json()).items() if "outc" not in name
-    }
-    assert Record.from_values(old).outcome == record.outcome
-
-
-@pytest.mark.parametrize(
-    ("values", "outcome"),
-    [
-        ({"text": "a"}, "ok"),
-        ({"text": "a", "finish_reason": "length"}, "truncated"),
-        ({"text": "", "finish_reason": "stop"}, "empty"),
-        ({"text": "", "finish_reason": "length", "reasoning": "Hm."}, "empty"),
-        ({"text": "a", "finish_reason": "repetition"}, "repetition"),
-        ({"text": "", "error": {"code": 415, "message": "no image"}}, "failed"),
-    ],
-)
-def test_records_of_an_older_version_get_theirs(values, outcome):
-    record = Record.from_values({"id": "a", "error": None, **values})
-    assert record.outcome == outcome
-    assert ("thinking" in str(record.lack)) == ("reasoning" in values)
 
 
 @pytest.mark.parametrize(
@@ -141,18 +119,12 @@ def test_records_of_an_older_version_get_theirs(values, outcome):
 )
 def test_which_items_are_retried(given, taken):
     records = [
-        Record(id=name, text="" if name == "empty" else "a", error_code=code, finish_reason=reason)
-        for name, code, reason in (
-            ("failed-400", 400, "error"),
-            ("failed-408", 408, "error"),
-            ("empty", 200, "stop"),
-            ("truncated", 200, "length"),
-            ("repetition", 200, "repetition"),
-            ("ok", 200, "stop"),
-        )
+        ("failed-400", "failed", 400),
+        ("failed-408", "failed", 408),
+        *((name, name, None) for name in ("empty", "truncated", "repetition", "ok")),
     ]
     retried = Retried.parse(given)
-    found = [one.id for one in records if retried.takes(one.outcome, one.error_code)]
+    found = [name for name, outcome, code in records if retried.takes(outcome, code)]
     assert found == taken.split()
     assert (Retried.parse(True), Retried.parse(False)) == (ALL_FAILED, NOTHING)
 

@@ -77,8 +77,8 @@ def record(name, **values):
 
 
 def failed(name):
-    error = ItemError(code=400, message="no")
-    return Record(id=name, error_code=400, error_msg="no", error=error)
+    error = ItemError(code=400, kind="RequestError", message="no")
+    return Record(id=name, error=error)
 
 
 def fill(out, *records):

@@ -7,7 +7,7 @@ import pytest
 
 from mmdeploy_llm.data.records.item import Item, Media
 from mmdeploy_llm.data.records.making import bad_record, record_of
-from mmdeploy_llm.data.records.record import ItemError, Record, Timings, key_of
+from mmdeploy_llm.data.records.record import FIELDS, ItemError, Record, Timings, key_of
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import PromptTooLongError
 from mmdeploy_llm.values.outputs.request_output import Completions, ToolCall
@@ -52,10 +52,10 @@ def test_one_failed_sample_makes_the_item_failed_and_loses_no_other(fake_llm):
     message = "1 of 3 completions failed, first completion 1: no memory"
     failed = replace(output, outputs=Completions(samples), error_code=500, error_msg=message)
     record = record_of(item("cat", n=3), failed)
-    assert (record.error_code, record.error_msg) == (500, message)
+    assert record.error == ItemError(code=500, kind="EngineError", message=message)
     assert (record.finish_reason, record.text) == ("error", "a caption of cat")
-    assert [sample["error_code"] for sample in record.outputs] == [200, 500, 200]
-    assert [sample["error_msg"] for sample in record.outputs] == [None, "no memory", None]
+    lost = {"code": 500, "class": "EngineError", "message": "no memory"}
+    assert [sample["error"] for sample in record.outputs] == [None, lost, None]
     assert [sample["text"] for sample in record.outputs] == ["a caption of cat", "", record.text]
 
 
@@ -78,8 +78,8 @@ def test_tool_calls(fake_llm):
 def test_a_failed_output_has_its_code_and_class(fake_llm):
     record = answer(fake_llm, "bad", error=PromptTooLongError("cannot read bad"))
     assert not record.is_ok
-    assert record.error == ItemError(code=400, message="cannot read bad")
-    assert (record.error_code, record.error_msg) == (400, "cannot read bad")
+    wanted = ItemError(code=400, kind="PromptTooLongError", message="cannot read bad")
+    assert record.error == wanted
     assert record.failure == "400 PromptTooLongError"
     assert answer(fake_llm, "bad").failure == "400 RequestError"
     assert record.timings == Timings()
@@ -96,7 +96,7 @@ def test_a_line_that_cannot_be_used_is_known_by_its_number():
 def test_json_keeps_everything(name):
     for record in (
         Record(id=name, path=name, text="two\nlines </script>", timings=Timings(total=1.5)),
-        Record(id=7, line=7, error_code=413, error=ItemError(code=413, message="too large")),
+        Record(id=7, line=7, error=ItemError(code=413, kind="MediaError", message="too large")),
         Record(id=name, media=(Media(kind="video", name=name),), outputs=({"index": 0},)),
     ):
         line = record.to_json()
@@ -104,45 +104,66 @@ def test_json_keeps_everything(name):
         assert Record.from_json(line.encode()) == record
 
 
-def test_json_fields_of_a_caption_have_those_of_the_first_version():
-    fields = list(json.loads(Record(id="a", path="a").to_json()))
-    first = "path text reasoning finish_reason num_image_tokens num_prompt_tokens"
-    first += " num_output_tokens num_cached_tokens timings error"
-    assert [name for name in fields if name in first.split()] == first.split()
-    assert set(fields) - set(first.split()) == {
-        "id",
-        "error_code",
-        "error_msg",
-        "error_class",
-        "num_video_tokens",
-        "outcome",
-    }
+def test_a_line_has_the_fields_that_are_declared_in_their_order():
+    """What is always there, and what only says something where it is not empty."""
+    always = [name for name, own in FIELDS.items() if own.kept == "always"]
+    assert list(json.loads(Record(id="a").to_json())) == always
+    filled = {**dict.fromkeys(FIELDS, "x"), "timings": Timings(), "media": (), "error": None}
+    filled = {name: value for name, value in filled.items() if name != "exact"}
+    found = list(json.loads(Record(**filled).to_json()))
+    assert found == [name for name in FIELDS if name not in ("media", "exact")]
 
 
-def test_records_of_the_first_version_are_read():
-    old = '{"path": "a.png", "text": "", "error": {"code": 415, "message": "no image"}}'
-    record = Record.from_json(old)
-    assert (record.id, record.error_code, record.error_msg) == ("a.png", 415, "no image")
-    assert not record.is_ok
-    assert record.outcome == "failed"
+def test_an_item_has_failed_if_and_only_if_it_has_an_error():
+    error = ItemError(code=500, kind="EngineError", message="x")
+    assert Record(id="a", error=error).outcome == "failed"
+    with pytest.raises(ValueError, match="has an error"):
+        Record(id="a", outcome="failed")
+
+
+LINE = Record(id="a", line=1).to_values()
+ERROR = {"code": 400, "class": "MediaError", "message": "x"}
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("values", "words"),
     [
-        *("", "[]", "{}", "{", "3"),
-        '{"path": 3.5}',
-        '{"id": true}',
-        '{"id": "a", "odd": 1}',
-        '{"id": "a", "num_output_tokens": "many"}',
-        '{"id": "a", "timings": 3}',
-        '{"id": "a", "media": [1]}',
-        '{"id": "a", "text": "", "error": null, "outcome": "odd"}',
+        ({"id": True}, "no id or line"),
+        ({"id": 3.5}, "no id or line"),
+        ({"odd": 1}, "odd"),
+        ({"error_code": 200}, "error_code"),
+        ({"line": True}, "line is not an integer"),
+        ({"num_output_tokens": "many"}, "num_output_tokens is not an integer"),
+        ({"num_tokens_by_kind": [1]}, "num_tokens_by_kind"),
+        ({"timings": 3}, "mapping"),
+        ({"media": [1]}, "mapping"),
+        ({"outcome": "odd"}, "outcome is 'odd'"),
+        ({"outcome": "failed"}, "contradicts"),
+        ({"error": ERROR}, "contradicts"),
+        *(
+            ({"outcome": "failed", "error": {**ERROR, **wrong}}, "its error")
+            for wrong in ({"code": "400"}, {"code": True}, {"class": None}, {"more": 1})
+        ),
+        ({"outcome": "failed", "error": {"code": 400, "message": "x"}}, "its error"),
+        ({"outcome": "failed", "error": "x"}, "its error"),
     ],
 )
+def test_other_values_are_refused(values, words):
+    Record.from_values(LINE)
+    with pytest.raises(ValueError, match=words):
+        Record.from_json(json.dumps({**LINE, **values}))
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", "{", "3", '{"id": "a", "prompt": "x"}'])
 def test_other_json_is_refused(line):
     with pytest.raises(ValueError):
         Record.from_json(line)
+
+
+@pytest.mark.parametrize("name", [name for name in LINE if name != "line"])
+def test_a_line_without_a_field_that_every_record_has_is_refused(name):
+    with pytest.raises(ValueError, match=f"it has no {name}"):
+        Record.from_values({own: value for own, value in LINE.items() if own != name})
 
 
 @pytest.mark.parametrize(

@@ -244,9 +244,7 @@ def test_any_output_has_one_record_of_each_item_after_a_resume(
         else Record(
             id=name,
             text=str(number),
-            error_code=400,
-            error_msg="no",
-            error=ItemError(code=400, message="no"),
+            error=ItemError(code=400, kind="RequestError", message="no"),
         )
         for number, (name, is_ok, digest) in enumerate(states)
     ]

@@ -146,7 +146,7 @@ def test_a_text_that_breaks_a_rule_is_asked_again_and_counted(run):
         {"422 InvalidAnswerError": 1},
     )
     words = "the answer breaks avoid, also after 2 retries: it begins with 'This image'"
-    assert (records[3].outcome, records[3].error_msg) == ("failed", words)
+    assert (records[3].outcome, records[3].error.message) == ("failed", words)
     assert {ask.params.temperature for ask in llm.asked if ask.num_retries} == {0.7}
 
 

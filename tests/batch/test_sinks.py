@@ -18,7 +18,7 @@ from mmdeploy_llm.data.outputs.scan import newest
 from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.data.records.outcome import NOTHING, Retried
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.system.portable import locks
+from mmdeploy_llm.system.portable import files
 
 FOLDERS = ("out.parquet", "out.tar")
 URLS = ("memory://bucket/out.parquet", "memory://bucket/out.tar", "memory://bucket/out.jsonl")
@@ -305,7 +305,7 @@ def test_one_run_at_a_time(do, rows, output):
 def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monkeypatch):
     """Another run removes the lock between our opening and locking it, as an export does."""
     do(rows[:3], output)
-    sink, lock, calls = open_sink(output), locks.lock, []
+    sink, lock, calls = open_sink(output), files.lock, []
     place = sink.folder / ".lock"
     assert place.read_bytes() == b""
 
@@ -315,7 +315,7 @@ def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monke
             place.unlink()
         lock(file)
 
-    monkeypatch.setattr(locks, "lock", late)
+    monkeypatch.setattr(files, "lock", late)
     with sink.writer("resume", sink.scan(lambda record: record.line)):
         assert place.read_text().startswith(f"process {os.getpid()} on ")
     assert len(calls) == 2
@@ -455,6 +455,7 @@ def test_a_row_has_what_the_line_has(do, rows, here):
     do(rows, "plain.jsonl")
     for line in (here / "plain.jsonl").read_text().splitlines():
         values = {**json.loads(line), "columns": {"title": "x"}, "later": [1]}
+        values["media"] = [{**own, "pages": None} for own in values["media"]]
         columns = new_columns()
         columns.add(values)
         found = values_of(row_of(values, columns), columns)

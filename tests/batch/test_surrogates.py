@@ -33,7 +33,7 @@ def test_records_with_any_text_are_read_again_and_by_others(name):
     for record in (
         Record(id=name or "x", path=name or "x", prompt=name),
         Record(id=3, line=3, media=(Media(kind="image", name=name), Media(kind="video", name="v"))),
-        Record(id="x", error_code=400, error=ItemError(code=400, message=name), error_msg=name),
+        Record(id="x", error=ItemError(code=400, kind=name, message=name)),
     ):
         line = record.to_json().encode()
         assert is_portable(line)
@@ -130,7 +130,7 @@ def test_every_line_gets_its_own_400_and_no_traceback(llm, odd, tmp_path, caplog
     pair = {f"wrong-{number}" for number in range(3 * 11, 4 * 11)}  # is a character in JSON
     assert {f"wrong-{number}" for number in range(len(wrong))} - set(failed) <= pair
     assert not any(name in failed for name in merged if not name.startswith("wrong"))
-    assert {record.error_code for record in failed.values()} <= {400}
+    assert {record.error.code for record in failed.values()} <= {400}
     assert page.read_text().count("<article") == len(rows)
     assert not [entry for entry in caplog.records if entry.exc_info]
     summary = llm.run_batch(source, out, resume=True, retry_failed=False, use_tqdm=False)
@@ -151,8 +151,7 @@ def test_a_report_of_any_text_is_written(tmp_path, text):
                 text=text,
                 prompt=text,
                 path=text,
-                error_msg=text,
-                error_class=text,
+                error=ItemError(code=400, kind=text, message=text) if number % 2 else None,
                 media=(Media(kind="image", name=f"/{text}"),),
             )
             for number in range(num)

@@ -237,6 +237,7 @@ class TestCaption:
         assert "failed (400): it cannot be read" in result.stdout
         assert lines(tmp_path / "captions.jsonl")[2]["error"] == {
             "code": 400,
+            "class": "RequestError",
             "message": "it cannot be read",
         }
 
@@ -496,7 +497,8 @@ class TestBatch:
 
     def test_help_says_what_lines_and_exit_codes_are(self, run):
         text = run("batch", "--help-all").stdout
-        for words in ("multimodal_data", "error_class", "3 stopped by --max-failures", "--resume"):
+        told = ("multimodal_data", "class and message", "3 stopped by --max-failures", "--resume")
+        for words in told:
             assert words in text
 
 

@@ -1,15 +1,14 @@
 """`mmdeploy-llm export`: what it writes and prints, and wrong options."""
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.cli.commands.exports import EXPORT_EPILOG
 from mmdeploy_llm.data.outputs.exports.formats import FORMATS
+from mmdeploy_llm.data.records.record import ItemError, Record
 
-ERROR = {"code": 400, "message": "no"}
+ERROR = ItemError(code=400, kind="MediaError", message="no")
 
 
 @pytest.fixture
@@ -19,12 +18,12 @@ def captions(tmp_path, monkeypatch):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.png").write_bytes(b"\x89PNG\r\n\x1a\n and more")
     rows = [
-        {"id": "a.png", "path": "p/a.png", "text": "A cat.", "error": None},
-        {"id": "b.png", "path": "p/b.png", "text": "", "error": None},
-        {"id": "c.png", "path": "p/c.png", "text": "", "error_code": 400, "error": ERROR},
+        Record(id="a.png", path="p/a.png", text="A cat."),
+        Record(id="b.png", path="p/b.png", outcome="empty"),
+        Record(id="c.png", path="p/c.png", error=ERROR),
     ]
     path = tmp_path / "captions.jsonl"
-    path.write_text("".join(json.dumps({"error_code": 200, **row}) + "\n" for row in rows))
+    path.write_text("".join(row.to_json() + "\n" for row in rows))
     return path
 
 
@@ -91,8 +90,8 @@ def test_an_export_that_writes_nothing_does_not_end_with_0(captions, tmp_path):
 
 
 def test_an_export_that_loses_a_record_does_not_end_with_0(captions, tmp_path):
-    lost = {"id": "d.png", "path": "p/lost.png", "text": "A dog.", "error_code": 200, "error": None}
-    captions.write_text(captions.read_text() + json.dumps(lost) + "\n")
+    lost = Record(id="d.png", path="p/lost.png", text="A dog.")
+    captions.write_text(captions.read_text() + lost.to_json() + "\n")
     for words in (
         ("lora", "--format", "kohya", "--trigger", "x"),
         ("if", "--format", "imagefolder"),

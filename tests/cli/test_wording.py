@@ -4,8 +4,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from mmdeploy_llm.cli.exits import in_options
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.cli.wording import in_options
 
 CAPTION = get_command(app).commands["caption"]
 

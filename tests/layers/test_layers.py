@@ -48,10 +48,10 @@ class TestLinear:
         x = randn(5, 6)
         out = merged(x)
         for name, columns in (("q_proj", (0, 4)), ("k_proj", (4, 6)), ("v_proj", (6, 9))):
-            rows = merged.parts[name]
-            assert (rows.start, rows.stop) == columns
-            alone = F.linear(x, merged.weight[rows], merged.bias[rows])
-            torch.testing.assert_close(out[:, rows], alone)
+            kernel_layer = merged.parts[name]
+            assert (kernel_layer.start, kernel_layer.stop) == columns
+            alone = F.linear(x, merged.weight[kernel_layer], merged.bias[kernel_layer])
+            torch.testing.assert_close(out[:, kernel_layer], alone)
 
 
 class TestRMSNorm:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.data.outputs.opening.choose import FORMATS, open_sink
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.testing.check import check_plugin
 from mmdeploy_llm.testing.plugins import fresh
@@ -41,8 +42,7 @@ def installed(tmp_path, monkeypatch):
 def records(tmp_path, monkeypatch):
     """A file of records, in the working folder."""
     monkeypatch.chdir(tmp_path)
-    record = {"id": "a", "line": 1, "text": "a lamp", "error": None}
-    Path("in.jsonl").write_text(json.dumps(record) + "\n")
+    Path("in.jsonl").write_text(Record(id="a", line=1, text="a lamp").to_json() + "\n")
 
 
 def texts(name):

@@ -12,7 +12,7 @@ from mmdeploy_llm import LLM, AsyncLLM, SamplingParams
 from mmdeploy_llm.client.ray.blocks import BlockEngine
 from mmdeploy_llm.client.ray.deaths import DeathLedger
 from mmdeploy_llm.engine.desk.ask import Ask
-from mmdeploy_llm.engine.startup.chat_media import ChatMedia
+from mmdeploy_llm.engine.startup.media import ChatMedia
 from mmdeploy_llm.testing import ChatPartConformance, ChatPartExample, PluginConformance
 from mmdeploy_llm.values.options.config import EngineConfig
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from mmdeploy_llm.batch.report.bidi import without_bidi_controls
+from mmdeploy_llm.batch.report.letters import without_bidi_controls
 from mmdeploy_llm.batch.report.page import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.batch.summary import BatchSummary
@@ -36,8 +36,7 @@ def is_clean(text):
 
 
 def record(number):
-    error = ItemError(code=400, message=EVIL)
-    failed = {"error_code": 400, "error_class": EVIL, "error_msg": EVIL, "error": error}
+    failed = {"error": ItemError(code=400, kind=EVIL, message=EVIL)}
     return Record(
         id=f"{number}{EVIL}",
         path=None if number % 2 else f"/{number}{EVIL}",

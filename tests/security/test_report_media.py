@@ -61,7 +61,7 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/media/sound/clip.py": "bytes in memory",
     "mmdeploy_llm/media/sound/container.py": "bytes in memory",
     "mmdeploy_llm/media/video/container.py": "bytes in memory",
-    "plugins/mmdeploy_llm_plugins/ernie/stamp.py": "the model's font",
+    "plugins/mmdeploy_llm_plugins/ernie/video.py": "the model's font",
     "processors/mmdeploy_llm_processors/sized/sounds.py": "sounds that the loader has read",
 }
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
+from mmdeploy_llm.engine.runner.states import Places
 from mmdeploy_llm.engine.schedule.lifecycle import Lifecycle
 from mmdeploy_llm.engine.schedule.pace import Pace
 from mmdeploy_llm.kernels.cpu import CpuKernels
 from mmdeploy_llm.layers import GatedDeltaNet, Mamba2
 from mmdeploy_llm.layers.basic import recordings
-from mmdeploy_llm.layers.states.places import Places
 from tests.together import begin_together
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

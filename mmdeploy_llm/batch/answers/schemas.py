@@ -18,7 +18,7 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.values.params import GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.values.params.classes import is_model, schema_of
+from mmdeploy_llm.values.params.value_types import is_model, schema_of
 
 MAX_SCHEMA = 2**24  # bytes
 CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
 from mmdeploy_llm.batch.questions.asks import NO_ASKS, Asks
-from mmdeploy_llm.data.files.page_ids import document_id, page_of
+from mmdeploy_llm.data.files.page_choice import document_id, page_of
 from mmdeploy_llm.data.openai.lines import OpenAILines, custom_id_of, is_openai_line
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.template import Template, shown, text_of

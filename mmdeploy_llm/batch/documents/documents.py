@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import KindTable, MediaLimits, MediaSplitter, PluginManager, SplitPart
 from mmdeploy_llm.media.loading.reader import media_limits
 from mmdeploy_llm.messages import MediaRef
+from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.options.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -1,18 +1,22 @@
-"""PageFile: a page of a document, found as a file is; documents become their pages."""
+"""PageFile: a page of a document, found as a file is; documents become their pages. TextLayers: the
+text that documents themselves hold, for questions that name {text_layer}."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.data.files.files import FoundFile
-from mmdeploy_llm.data.files.page_ids import PAGE_MARK
+from mmdeploy_llm.data.files.page_choice import PAGE_MARK
 from mmdeploy_llm.errors import RequestError, UnsupportedMediaError
 from mmdeploy_llm.media.documents.page_ranges import parse_pages
 
 from .documents import Documents
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +106,38 @@ def _pages_of(file: FoundFile, count: int, pages: str | None) -> Iterator[PageFi
     for index in wanted:
         own = index if count else None
         yield PageFile(place=file.place, kind=file.kind, index=own, num_pages=num_pages)
+
+
+MAX_TEXT = 16_384  # characters of a whole document in a question
+
+
+class TextLayers:
+    """The texts of pages, and of whole documents up to MAX_TEXT characters. Says once that a text
+    is empty, and once that one was cut. open_documents: called for the first text. options: of
+    documents."""
+
+    def __init__(self, open_documents: Callable[[], Documents], options: Mapping[str, Any]) -> None:
+        self._open, self._options = open_documents, options
+        self._told: set[str] = set()
+
+    def of(self, file: FoundFile) -> str:
+        """Returns the text of a page or a file. Raises MediaError and its subclasses."""
+        documents = self._open()
+        if isinstance(file, PageFile) and file.index is not None:
+            name = file.id_of(file.path)
+            text = documents.text(file.kind, file.path, file.index, self._options)
+        else:
+            name = file.path
+            text = documents.whole_text(file.kind, file.path, self._options, MAX_TEXT)
+            if len(text) > MAX_TEXT:
+                text = text[:MAX_TEXT]
+                words = f"has more text than {MAX_TEXT} characters: {{text_layer}} is its beginning"
+                self._tell(name, f"{words}; ask about pages to have all of it")
+        if not text.strip():
+            self._tell(name, "has no text of its own: {text_layer} is empty")
+        return text
+
+    def _tell(self, name: str, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            logger.warning("%s %s (said once; others may be alike)", name, words)

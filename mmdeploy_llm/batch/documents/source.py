@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from mmdeploy_llm.batch.file_source import Fate, FileSource
 from mmdeploy_llm.batch.items import MAX_QUESTION
 from mmdeploy_llm.data.files.files import Found, FoundFile
-from mmdeploy_llm.data.files.identity import Ids
-from mmdeploy_llm.data.files.page_ids import document_id, page_of
+from mmdeploy_llm.data.files.page_choice import document_id, page_of
 from mmdeploy_llm.data.files.question_fields import OF_PAGES, SIDECAR
+from mmdeploy_llm.data.files.walk import Ids
 from mmdeploy_llm.data.outputs.sidecars.places import Spot
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item, Media

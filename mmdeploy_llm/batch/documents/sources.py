@@ -7,17 +7,16 @@ from typing import Any
 from mmdeploy_llm.batch.file_source import FileSource
 from mmdeploy_llm.data.files.files import Found
 from mmdeploy_llm.data.files.page_choice import PageChoice
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.weights.folder import PROMPT_FILES
 
 from .documents import Documents
-from .pages import find_pages
+from .pages import TextLayers, find_pages
 from .source import PageSource
-from .text_layers import TextLayers
 
 
 class Sources(Closing):

@@ -4,7 +4,6 @@ draw.py      draws the items, at random, of any source
 census.py    counts the input by kind and size, and the tokens of its media
 steps.py     what a step of the engine costs, and so any number of prompts
 estimate.py  answers the items and adds up
-left.py      what a resumed run has left, as a source
 page.py      the small report
 faster.py    what would take less time, and how much less
 result.py    the estimate, and its text

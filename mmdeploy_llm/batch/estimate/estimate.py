@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.batch.questions.gathering import Gathering, asks_of, item_of
+from mmdeploy_llm.batch.settings import BatchJob
 from mmdeploy_llm.batch.sources import Source
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import bad_record
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.data.rows.rows import BadItem, Lines
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
@@ -27,7 +28,6 @@ from . import NUM_ITEMS
 from .census import Tokens, count_tokens, kinds_of, name_of
 from .draw import Chosen, Drawn, draw
 from .faster import fewer_answer_tokens, fewer_image_tokens
-from .left import LeftSource
 from .result import Estimate, Range
 from .steps import Machine, StepCosts, StepLog, Work, share_filled
 
@@ -221,3 +221,42 @@ def _names(source: Source, drawn: Drawn) -> Mapping[int, str]:
     if not drawn.sizes:
         return {}
     return {item.line: name_of(item) for item in source.read(Chosen(drawn.sizes))}
+
+
+class LeftSource:
+    """The items of a job that are left to do. Those of rows can be iterated once, and their number
+    is known then; see Source."""
+
+    total: int | None = None
+    mean_size: float | None = None
+
+    def __init__(self, job: BatchJob) -> None:
+        self._source, self._items = job.source, job.items
+        self.unit, self.about, self.skipped = self._source.unit, "", self._source.skipped
+        sizes = self._source.sizes()
+        lines = {item.line for item in job.items} if sizes else set()
+        self._sizes = {line: size for line, size in sizes.items() if line in lines}
+
+    def __iter__(self) -> Iterator[Item | BadItem]:
+        """Yields the items."""
+        return self._items
+
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these lines."""
+        return self._source.read(lines)
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of the file of every item by its line."""
+        return self._sizes
+
+    def kinds(self) -> Mapping[int, str]:
+        """Returns the kind of the file of every item by its line."""
+        return self._source.kinds()
+
+    def place_of(self, record: Record) -> int | None:
+        """Returns the position of the record's item in the whole input."""
+        return self._source.place_of(record)
+
+    def counted(self) -> int | None:
+        """Returns the number of files; None for rows."""
+        return len(self._sizes) or None

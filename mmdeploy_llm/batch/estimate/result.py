@@ -111,7 +111,8 @@ def outliers(records: Sequence[Record]) -> Iterator[str]:
         if own:
             reasons: dict[str | None, list[Record]] = {}
             for record in own:
-                reasons.setdefault(record.error_msg, []).append(record)
+                why = None if record.error is None else record.error.message
+                reasons.setdefault(why, []).append(record)
             told = [_named(of_one, why) for why, of_one in reasons.items()]
             more = [f"{len(told) - MAX_NAMED} more reasons"] if len(told) > MAX_NAMED + 1 else []
             told = [*told[:MAX_NAMED], *(more or told[MAX_NAMED:])]

@@ -4,5 +4,5 @@ page.py      the page: its header, its cards, and the files of a large report
 pictures.py  the pictures of the cards, embedded or in files
 target.py    checks the file that a report is written to
 previews.py  makes small pictures of media
-bidi.py      neutralises characters that reorder the text around them
+letters.py   the language of a text, and what reorders the text around it
 """

@@ -22,8 +22,7 @@ from mmdeploy_llm.media.boxes.writing import MAX_SHOWN, svg
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.values.text.display import seconds
 
-from .bidi import without_bidi_controls
-from .letters import language, searched
+from .letters import language, searched, without_bidi_controls
 from .pictures import JPEG, MP3, Picture, Pictures, printable
 from .previews import is_refused, media_of
 
@@ -104,7 +103,8 @@ class Card:
     def words(self) -> str:
         """The lower-case text that the page's filter searches."""
         record = self.record
-        fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
+        error = record.error
+        fault = "" if error is None else f"failed ({error.code}) {error.message}"
         samples = (str(sample.get("text") or "") for sample in record.outputs[1:])
         others = (*map(str, record.answers.values()), *samples)
         said = (record.lack, record.text, *others, record.reasoning, record.prompt)
@@ -141,8 +141,8 @@ class CardMaker:
         """Returns the row of a record. is_final: whether a later page may use it again."""
         card = Card(record=record, pictures=pictures, key=self.key(record) if is_final else "")
         return Row(
-            outcome=str(record.outcome),
-            failure="" if record.is_ok else without_bidi_controls(record.failure),
+            outcome=record.outcome,
+            failure=without_bidi_controls(record.failure),
             words=card.words,
             html=str(self._macros.card_html(card)).strip(),
         )
@@ -152,7 +152,7 @@ class CardMaker:
         for a record whose input has no digest, so that it may have changed."""
         if not record.item_digest:
             return ""
-        own = (record.key, record.item_digest, record.config_digest, record.error_msg, record.text)
+        own = (record.key, record.item_digest, record.config_digest, record.error, record.text)
         text = repr((*own, record.num_output_tokens, record.path, record.boxes, self._rules))
         return blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 

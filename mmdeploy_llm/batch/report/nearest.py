@@ -13,11 +13,12 @@ from pathlib import Path
 
 from mmdeploy_llm.batch.report.page import ReportHead, write_report
 from mmdeploy_llm.batch.report.previews import MakePreviews
-from mmdeploy_llm.batch.report.strips import Near
 from mmdeploy_llm.data.outputs.scan import RecordIndex
 from mmdeploy_llm.data.vectors.opened import Vectors
 from mmdeploy_llm.data.vectors.search import Found, search, vectors_at
 from mmdeploy_llm.hooks import KindTable
+
+from .pictures import Near
 
 NUM_ITEMS, NUM_NEIGHBOURS = 10, 6
 

@@ -41,11 +41,13 @@ from .pictures import (
     EmbeddedPictures,
     Pictures,
     PicturesInFiles,
+    Strips,
+    Thumb,
     remove_pictures,
+    thumbs_of,
     url_of,
 )
 from .previews import FilePreviews, MakePreviews, roots_of
-from .strips import Strips, Thumb, thumbs_of
 from .target import check_page
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files

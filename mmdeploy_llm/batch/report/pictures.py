@@ -14,11 +14,12 @@ from urllib.parse import quote
 
 from mmdeploy_llm.data.records.files import Folder, OutputLostError
 from mmdeploy_llm.data.records.item import Media
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.unicode_text import without_surrogates
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
-from .bidi import without_bidi_controls
-from .previews import FilePreviews, MakePreviews
+from .letters import without_bidi_controls
+from .previews import FilePreviews, MakePreviews, is_refused, media_of
 
 NAME_BYTES = 12
 FOLDER = "pictures"
@@ -211,3 +212,48 @@ def printable(text: str) -> str:
 def url_of(name: str) -> str:
     """Returns the URL of a folder of this name relative to a page beside it."""
     return quote(os.fsencode(name))
+
+
+MAX_START = 160  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """A record, and how near it is to the first one of its strip; None: it is the first."""
+
+    record: Record
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thumb:
+    """An item in a strip. source: URL of its picture, "" without one. text: the start of its
+    text."""
+
+    name: str
+    title: str
+    source: str
+    text: str
+    score: float | None
+
+
+Strips = Sequence[Sequence[Near]]
+
+
+def thumbs_of(strips: Strips, pictures: Pictures, roots: Collection[str] = ()) -> list[list[Thumb]]:
+    """Returns strips with their pictures. roots: see media_of."""
+    return [[_thumb(own, pictures, roots) for own in strip] for strip in strips]
+
+
+def _thumb(own: Near, pictures: Pictures, roots: Collection[str]) -> Thumb:
+    record = own.record
+    shown = () if is_refused(record) else media_of(record, roots)
+    found = [each for media in shown for each in pictures.of(media) if each.form == JPEG]
+    title = printable(record.key if record.path is None else record.path)
+    return Thumb(
+        name=os.path.basename(title),
+        title=title,
+        source=found[0].source if found else "",
+        text=" ".join((record.prompt or "").split())[:MAX_START],
+        score=own.score,
+    )

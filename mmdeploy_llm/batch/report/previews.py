@@ -139,4 +139,5 @@ def roots_of(*outputs: Readable) -> tuple[str, ...]:
 
 def is_refused(record: Record) -> bool:
     """Returns whether the engine refused the item; media of such an item are never shown."""
-    return 400 <= record.error_code < 500 and record.error_code != ABORTED
+    error = record.error
+    return error is not None and 400 <= error.code < 500 and error.code != ABORTED

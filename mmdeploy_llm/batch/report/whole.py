@@ -19,8 +19,8 @@ from mmdeploy_llm.system.guarding.claims import claimed
 from .growing import GrowingReport
 from .live import LiveReport
 from .page import head_of, report_batch
+from .pictures import Strips
 from .previews import FilePreviews
-from .strips import Strips
 from .target import check_page
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.data.files.chosen_kinds import Wanted
 from mmdeploy_llm.data.files.files import find_media
-from mmdeploy_llm.data.files.identity import Ids
+from mmdeploy_llm.data.files.walk import Ids
 from mmdeploy_llm.errors import ConfigError, PluginError
 from mmdeploy_llm.hooks import MediaLimits, SpeechRules
 from mmdeploy_llm.hooks.factories import imported_for

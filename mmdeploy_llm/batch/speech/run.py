@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,43 @@ from mmdeploy_llm.media import SoundDecoder, read_beneath
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
 
-from .again import TEMPERATURES, is_poor
 from .joining import Line, joined
-from .windows import Window, windows_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Samples first .. end of a sound."""
+
+    first: int
+    end: int
+
+
+def windows_of(num_samples: int, size: int, overlap: int) -> Iterator[Window]:
+    """Yields the windows of a sound, in order: all of `size` samples but the last.
+
+    Each begins `overlap` samples before the end of the one before, but none lies in the one before.
+    Raises ConfigError for an overlap of half a window or more.
+    """
+    if not 0 <= 2 * overlap < size:
+        raise ConfigError("the overlap of windows must be 0 or more, and less than half a window")
+    first = 0
+    while True:
+        end = min(first + size, num_samples)
+        yield Window(first=first, end=end)
+        if end == num_samples:
+            return
+        first = end - overlap
+
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MOST_COMPRESSED = 2.4  # bytes of a text that become one
+
+
+def is_poor(text: str, finish_reason: str | None) -> bool:
+    """Whether an answer was cut off or repeats itself."""
+    data = text.encode()
+    return finish_reason == "length" or len(data) > MOST_COMPRESSED * len(zlib.compress(data))
+
 
 TASKS = ("transcribe", "translate")
 OVERLAP = 5.0  # seconds that windows share, where nothing else is said
@@ -56,7 +91,7 @@ class Transcript:
     """A file that was transcribed, or why it was not.
 
     seconds: its length. languages: those that were recognized, in order. num_silent: windows of
-    digital silence. num_again: windows that were asked for again, see again.py. doubtful: the
+    digital silence. num_again: windows that were asked for again, see is_poor. doubtful: the
     seconds at which windows begin whose last answer was poor, too. notes: see OpenSound.
     """
 

@@ -30,8 +30,8 @@ from mmdeploy_llm.checkpoints.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.checkpoints.saving.writer import places_of, unstacked
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.startup.chat_media import ChatMedia
 from mmdeploy_llm.engine.startup.machine import load_kernels
+from mmdeploy_llm.engine.startup.media import ChatMedia
 from mmdeploy_llm.kernels import TORCH, Kernels
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.values.options.config import EngineConfig

@@ -14,7 +14,7 @@ from mmdeploy_llm.checkpoints.saving.folders import write_whole
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.startup.chat_media import ChatMedia
+from mmdeploy_llm.engine.startup.media import ChatMedia
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.system.guarding.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.values.outputs.request_output import RequestOutput

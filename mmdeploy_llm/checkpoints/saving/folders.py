@@ -15,8 +15,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed
-from mmdeploy_llm.system.guarding.folder_files import MAX_INDEX_BYTES, read_object
-from mmdeploy_llm.system.guarding.new_folder import check_new_folder
+from mmdeploy_llm.system.guarding.folder_files import MAX_INDEX_BYTES, check_new_folder, read_object
 from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +17,7 @@ from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.selection import listed_files
 from mmdeploy_llm.cli.options.shared import DeskOptions, RunDesk
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, sampling_params
+from mmdeploy_llm.cli.options.vectors import EmbedOptions
 from mmdeploy_llm.cli.running import After, nothing_more, run_and_report, show_estimate
 from mmdeploy_llm.errors import ConfigError
 
@@ -25,6 +26,7 @@ from .shards import shard_names
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
+    from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.cli.options.reading import ReadOptions
     from mmdeploy_llm.cli.options.vectors import EmbedOptions
 
@@ -234,3 +236,25 @@ def page_beside(output: str) -> str:
     name = output.rstrip("/")
     local = name.rpartition("/")[2] if "://" in name else name
     return str(Path(local).with_suffix(".html"))
+
+
+@with_groups
+def embed(
+    ctx: typer.Context,
+    input: Input = None,
+    *,
+    desk: EmbedOptions,
+    output: Output = "vectors.parquet",
+    columns: ColumnChoices,
+) -> None:
+    """Make a vector of each item of a corpus or a folder of media, for `search` and `dedupe`.
+
+    Vectors are appended to the output as they finish. An item that cannot be read gets a record
+    with its error and does not affect the others."""
+    run_input(ctx, input, desk, output, columns, after=_finished)
+
+
+def _finished(summary: BatchSummary) -> Iterable[str]:
+    from mmdeploy_llm.data.vectors.written import finish
+
+    return finish(summary.sink)

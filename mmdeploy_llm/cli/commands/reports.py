@@ -103,8 +103,7 @@ def report(
 def expanded(parts: Iterable[str]) -> list[str]:
     """Returns the outputs with the files and folders that globs name. Raises ConfigError for a glob
     that names none."""
-    from mmdeploy_llm.data.rows.globs import expand_glob
-    from mmdeploy_llm.data.rows.names import is_url, natural_key
+    from mmdeploy_llm.data.rows.names import expand_glob, is_url, natural_key
 
     found: list[str] = []
     for part in parts:

@@ -1,5 +1,10 @@
 """Texts below the options of `caption --help` and `batch --help`."""
 
+from textwrap import wrap
+
+FIELDS_HERE = "(the fields of a record)"
+NAME_WIDTH, WIDTH = 20, 79  # of the lines about them
+
 # click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
 Exit codes: 0 every item has its answer, 1 some items failed, 2 wrong usage or
@@ -49,20 +54,7 @@ The question is --prompt "Describe {{title}}." with the columns in braces,
 \b
 Each line of the output, or row of its Parquet files, or JSON in its tars, is
 one item, in the order of completion:
-  id, line, path       identify the item; path only for files of a folder
-  text, reasoning      the answer, and the reasoning before it
-  tool_calls           only if the model called tools
-  finish_reason        stop, tool_calls, length, repetition, error or abort
-  outcome              ok, empty, truncated, repetition or failed
-  error_code, error_msg, error_class, error     200 and null for success
-  num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
-  num_cached_tokens, timings (seconds)
-  num_video_frames, video_seconds   frames used of videos, and the time they cover
-  media, prompt        the media of the input, the start of its question
-  columns              the values of --columns
-  boxes, picture_size  with --boxes: in pixels of the picture, upright
-  outputs              every sample, with n > 1 or logprobs
-  item_digest, config_digest     what --resume compares
+{FIELDS_HERE}
 A bad input line gets an output line with its error and affects no other line.
 
 \b
@@ -85,3 +77,15 @@ parts are uploaded when they are complete, and that file is on this machine, in
 the folder NAME-DIGEST.journal here or in --journal.
 
 {EXIT_CODES}"""
+
+
+def filled(epilog: str) -> str:
+    """Returns a text with what is said of the fields of a record, if it has a place for it."""
+    if FIELDS_HERE not in epilog:
+        return epilog
+    from mmdeploy_llm.data.records.record import FIELDS
+
+    indent = " " * (NAME_WIDTH + 2)
+    told = [f"  {name:{NAME_WIDTH - 1}} {own.says}" for name, own in FIELDS.items()]
+    lines = [line for own in told for line in wrap(own, WIDTH, subsequent_indent=indent)]
+    return epilog.replace(FIELDS_HERE, "\n".join(lines))

@@ -15,6 +15,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .batch_help import filled
+
 TWO_SCREENS = 50  # lines
 NUM_EXAMPLES = 3
 DEFAULT_TITLE = "Options"
@@ -100,7 +102,7 @@ def help_text(command: Any, ctx: Any, *, is_whole: bool) -> str:
     formatter = ctx.make_formatter()
     command.format_usage(ctx, formatter)
     first, _, rest = (command.help or "").partition("\n\n")
-    examples, notes = _split(command.epilog or "")
+    examples, notes = _split(filled(command.epilog or ""))
     formatter.write_paragraph()
     formatter.write_text(first)
     if examples:

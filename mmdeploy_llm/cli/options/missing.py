@@ -9,9 +9,8 @@ from typing import Any
 
 from mmdeploy_llm.data.files.missing import is_gone, no_corpus, nowhere
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.system.guarding.adapter_files import check_adapter
+from mmdeploy_llm.system.guarding.folder_files import check_adapter, check_new_folder
 from mmdeploy_llm.system.guarding.group_size import stored_group
-from mmdeploy_llm.system.guarding.new_folder import check_new_folder
 
 MAGIC = "*?[{:"  # of globs, patterns, URLs and names that plugins read
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmdeploy_llm.batch.report.bidi import without_bidi_controls
+from mmdeploy_llm.batch.report.letters import without_bidi_controls
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.values.text.display import seconds
 

@@ -4,5 +4,4 @@ async_llm.py   AsyncLLM: submits requests and returns handles
 handle.py      Handle: one request, read with or without asyncio
 stats.py       RequestStats: timings and counts of a request
 pool.py        ModelPool: installs, starts, stops and releases models
-fair_lock.py   lets the models of a pool compute one after the other
 """

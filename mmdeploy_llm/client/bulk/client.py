@@ -16,7 +16,7 @@ from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
 from mmdeploy_llm.batch.arguments import BatchOptions
 from mmdeploy_llm.batch.documents.reading.options import ReadArguments
 from mmdeploy_llm.batch.estimate import NUM_ITEMS
-from mmdeploy_llm.client.answering import AnsweringClient
+from mmdeploy_llm.client.answering import AnsweringClient, Progress
 from mmdeploy_llm.client.arguments import (
     as_prompt,
     as_prompts,
@@ -24,7 +24,6 @@ from mmdeploy_llm.client.arguments import (
     one_params,
     params_for,
 )
-from mmdeploy_llm.client.progress import Progress
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
@@ -302,14 +301,16 @@ class BulkClient(AnsweringClient):
 
 def extracted(answer: Answer, shape: AnswerSchema) -> Any:
     """Returns the object of an answer, or an ItemError."""
+    from mmdeploy_llm.data.records.making import error_of
     from mmdeploy_llm.data.records.record import ItemError
 
     output, first = answer.output, answer.output.outputs[0]
     if not output.is_ok:
-        return ItemError(code=output.error_code, message=output.error_msg or "no message was given")
+        return error_of(output, answer.error)
     if first.finish_reason == "length" and not first.is_valid:
         words = "the answer was cut off before its JSON was whole; raise max_tokens"
-        return ItemError(code=InvalidAnswerError.code, message=words)
+        kind = InvalidAnswerError.__name__
+        return ItemError(code=InvalidAnswerError.code, kind=kind, message=words)
     return shape.value_of(first.text.strip())
 
 

@@ -20,11 +20,11 @@ from itertools import islice
 from typing import Any, Self
 
 from mmdeploy_llm.client.llm import LLM
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.deaths import MAX_LOADS
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError, MMDeployLLMError, RequestError
+from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
 
@@ -190,8 +190,8 @@ def caption_dataset(
     **options: Any,
 ) -> Any:
     """Returns the dataset with a model's answer about each row, computed when it is read or
-    written: the columns text, reasoning, finish_reason, outcome, num_*_tokens, error_code (200 is
-    good), error_msg and error_class.
+    written: the columns text, reasoning, finish_reason, outcome, num_*_tokens, and error_code,
+    error_class and error_message, which are None where there is an answer.
 
     dataset: a ray.data.Dataset. prompt, output_prefix, columns with media: see Columns.
     concurrency: engines; None: as many as the cluster holds, with a CPU left for reading.

@@ -8,8 +8,10 @@ from typing import Any, cast
 
 from mmdeploy_llm.batch.corpus.arguments import ColumnArguments
 from mmdeploy_llm.batch.corpus.columns import ColumnOptions
+from mmdeploy_llm.data.records.declared import plain_cells, plain_kinds
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import record_of
+from mmdeploy_llm.data.records.record import FIELDS
 from mmdeploy_llm.data.records.template import Template
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer, refused
@@ -17,19 +19,14 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
-# The columns that are added, named as the fields of a batch's record, with a value of their type.
+# The fields of a batch's record that become columns, and these with a value of their type.
+ANSWERED = (
+    *("text", "reasoning", "finish_reason", "outcome", "num_image_tokens", "num_video_tokens"),
+    *("num_prompt_tokens", "num_output_tokens", "error"),
+)
+SAMPLES: Mapping[str, Any] = {"text": "", "int": 0}
 ADDED: Mapping[str, Any] = {
-    "text": "",
-    "reasoning": "",
-    "finish_reason": "",
-    "outcome": "",
-    "num_image_tokens": 0,
-    "num_video_tokens": 0,
-    "num_prompt_tokens": 0,
-    "num_output_tokens": 0,
-    "error_code": 0,
-    "error_msg": "",
-    "error_class": "",
+    name: SAMPLES[kind.name] for name, kind in plain_kinds(FIELDS, ANSWERED).items()
 }
 
 
@@ -110,9 +107,9 @@ class Columns:
     def columns_of(self, answers: Sequence[Answer]) -> dict[str, list[Any]]:
         """Returns the columns that answers add to their rows. The first value of each is a sample
         of its type, also where all others are None."""
-        records = [_record(answer) for answer in answers]
+        rows = [plain_cells(FIELDS, ANSWERED, _values(answer)) for answer in answers]
         return {
-            self.output_prefix + name: [sample, *(getattr(own, name) for own in records)]
+            self.output_prefix + name: [sample, *(row[name] for row in rows)]
             for name, sample in ADDED.items()
         }
 
@@ -123,9 +120,9 @@ def refusal(error: RequestError) -> Answer:
     return Answer(ask=ask, output=refused(ask, error), error=error)
 
 
-def _record(answer: Answer) -> Any:
+def _values(answer: Answer) -> dict[str, Any]:
     item = Item(line=0, id=0, prompt={}, params=_NO_PARAMS)
-    return record_of(item, answer.output, answer.error)
+    return record_of(item, answer.output, answer.error).to_values()
 
 
 _NO_PARAMS = SamplingParams()

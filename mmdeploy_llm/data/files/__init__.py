@@ -6,8 +6,7 @@ find_media(paths, options) --> Found   files     in order, each with its kind an
   names.py    names of systems that are left out; the patterns of --exclude
   kinds.py    what a file is, by its first bytes
   animations.py  whether an image has several frames
-  identity.py ids of files: their paths beneath the input's root
-  chosen_kinds.py        which kinds become items
+    chosen_kinds.py        which kinds become items
   skipped.py  what was passed over, counted and written to a file
   removed.py  which records are of files that are certainly gone
 

@@ -11,9 +11,9 @@ from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable, PluginManager
 from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.values.text.display import listed
 
 from .kinds import PAGED
-from .lists import listed
 from .skipped import Skip
 
 

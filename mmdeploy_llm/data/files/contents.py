@@ -47,7 +47,7 @@ class Contents:
     """
 
     def __init__(self, how: str, open_reader: Callable[[], Reader]) -> None:
-        from mmdeploy_llm.media.image.pixels import PixelDigests
+        from mmdeploy_llm.media.image.thumbnail import PixelDigests
 
         self._how, self._open_reader = how, open_reader
         self._maker = PixelDigests()

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from mmdeploy_llm.data.outputs.base import Sink
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.item import Item
-from mmdeploy_llm.data.records.record import ItemError, Record, Timings
+from mmdeploy_llm.data.records.record import Record, Timings
+from mmdeploy_llm.values.closing import Closing
 
 from .contents import Contents
 from .options import FindingOptions
@@ -74,7 +74,7 @@ class Duplicates(Closing):
             if not content:
                 return record, []
             record = replace(record, content=content)
-            if record.is_ok or record.error_code in OF_CONTENT:
+            if record.error is None or record.error.code in OF_CONTENT:
                 self._keep(content, record)
             others = self._waiting.pop(content, [])
             self.num += len(others)
@@ -96,8 +96,7 @@ def _copy(record: Record, item: Item) -> Record:
     has no counts and no times. An error names its own file."""
     fault = record.error
     if fault is not None and record.path and item.path:
-        message = fault.message.replace(record.path, item.path)
-        fault = ItemError(code=fault.code, message=message)
+        fault = replace(fault, message=fault.message.replace(record.path, item.path))
     return replace(
         record,
         id=item.id,
@@ -109,7 +108,6 @@ def _copy(record: Record, item: Item) -> Record:
         item_digest=item.digest,
         same_as=record.id if record.same_as is None else record.same_as,
         error=fault,
-        error_msg=None if fault is None else fault.message,
         timings=Timings(),
         num_image_tokens=0,
         num_video_tokens=0,

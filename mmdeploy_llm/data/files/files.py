@@ -15,12 +15,11 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
 from .chosen_kinds import Wanted
-from .identity import common_root
 from .kinds import PAGED, Media, NotMedia, read_kinds
 from .missing import is_gone, nowhere
 from .names import Patterns
 from .skipped import Skip, Skipped
-from .walk import Place, Walker
+from .walk import Place, Walker, common_root
 
 Animated = Literal["image", "video"]
 MAX_NAMED = 3  # of the inputs that have nothing, in a message

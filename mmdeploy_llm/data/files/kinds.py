@@ -20,9 +20,9 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.first_bytes import EMPTY, HEAD, RAW, Format, format_of, is_text
+from mmdeploy_llm.values.text.display import listed
 
 from .animations import is_animated, is_collection, is_paged
-from .lists import listed
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 256

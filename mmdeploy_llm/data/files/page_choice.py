@@ -1,4 +1,5 @@
-"""PageChoice: whether each page of a document is an item of its own, and how pages are drawn."""
+"""PageChoice: whether each page of a document is an item of its own, and how pages are drawn. The
+id of such an item is report.pdf#page=3, of the third page of report.pdf."""
 
 from __future__ import annotations
 
@@ -50,3 +51,19 @@ def check_drawing(pages: str | None, options: Mapping[str, Any]) -> None:
             parse_pages(pages, 1, is_strict=False)
     except MediaError as error:
         raise ConfigError(str(error)) from None
+
+
+PAGE_MARK = "#page="
+
+
+def document_id(own: str) -> str:
+    """Returns the id of the document that a page with this id is of."""
+    document, mark, number = own.rpartition(PAGE_MARK)
+    is_page = mark and number.isascii() and number.isdigit() and len(number) < 10
+    return document if is_page else own
+
+
+def page_of(own: str) -> int:
+    """Returns the number of the page with this id, 1 for a whole document."""
+    document = document_id(own)
+    return 1 if own == document else int(own[len(document) + len(PAGE_MARK) :])

@@ -1,15 +1,25 @@
-"""Walks over folders and globs; yields the regular files in them, and counts the rest."""
+"""Walks over folders and globs; yields the regular files in them, and counts the rest. Ids of files
+are their paths beneath the input's root, so that a run that is resumed from another working folder,
+by an absolute path or through a link knows them again.
+
+The root is the folder that holds everything the caller has named, links resolved:
+
+    photos/                 the folder photos      id: sub/1.png
+    a.png b/ "c/*.png"      their common folder    ids: a.png, b/2.png, c/3.png
+
+It stands in the configuration file of an output. A later run that names other folders counts from
+the same root: ../d/4.png.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mmdeploy_llm.data.rows.files import base_of
-from mmdeploy_llm.data.rows.globs import expand_glob
-from mmdeploy_llm.data.rows.names import is_visible, natural_key
+from mmdeploy_llm.data.rows.names import expand_glob, is_visible, natural_key
 
 from .names import Patterns, system_name
 from .skipped import Skip, Skipped
@@ -197,3 +207,29 @@ class Walker:
     ) -> None:
         name = os.path.normpath(path) + ("/" if is_folder else "")
         self._skipped.add(Skip(path=name, label=label, reason=reason, is_usual=is_usual))
+
+
+def common_root(paths: Iterable[str]) -> str:
+    """Returns the folder that holds all of these files, folders and globs."""
+    return os.path.commonpath([base_path(path) for path in paths])
+
+
+class Ids:
+    """The ids of files beneath a root, which need not exist any more."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._prefixes: dict[str, str] = {}
+
+    def of(self, place: Place) -> str:
+        """Returns the id of a file."""
+        if place.base not in self._prefixes:
+            prefix = os.path.relpath(place.base, self.root)
+            self._prefixes[place.base] = "" if prefix == "." else f"{prefix}/"
+        return os.path.normpath(self._prefixes[place.base] + place.relative)
+
+
+def real_place(path: str) -> str:
+    """Returns a path with the links of its folder resolved, not its own."""
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder or "."), name)

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.errors import OK
 
 from .lines import CHAT, COMPLETIONS, RESPONSES
 
@@ -37,9 +38,10 @@ def line_of(record: Record, model: str, created: int) -> dict[str, Any]:
             body |= {"usage": _usage(record), "system_fingerprint": None}
     else:
         error = {"code": str(record.error.code), "message": record.error.message}
-        body = {"error": {**error, "type": record.error_class, "param": None}}
+        body = {"error": {**error, "type": record.error.kind, "param": None}}
     custom_id = None if record.id is None else str(record.id)
-    response = {"status_code": record.error_code, "request_id": f"req_{own}", "body": body}
+    code = OK if record.error is None else record.error.code
+    response = {"status_code": code, "request_id": f"req_{own}", "body": body}
     return {
         "id": f"batch_req_{own}",
         "custom_id": custom_id,

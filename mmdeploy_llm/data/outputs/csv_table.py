@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from mmdeploy_llm.data.records.columns import Columns
+from mmdeploy_llm.data.records.declared import plain_cells, plain_kinds
 from mmdeploy_llm.data.records.files import Folder, check_regular, open_regular
 from mmdeploy_llm.data.records.item import Item
-from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.records.record import FIELDS, Record
 from mmdeploy_llm.data.records.unicode_text import without_surrogates
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
@@ -30,17 +31,10 @@ from .jsonl import JsonlSink
 from .ours import foreign
 from .scan import Entry, Kept, Mode, PlaceOf, exists_already
 
-FIRST = ("id", "line", "path", "text")
-LAST = (
-    *("outcome", "finish_reason", "error_code", "error_msg", "error_class", "reasoning"),
-    *("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens"),
-    *("num_video_frames", "video_seconds"),
-    *("seconds", "prompt", "media"),
-)
-LEFT_OUT = (  # of a record: only the lines have them
-    *("item_digest", "config_digest", "timings", "num_cached_tokens", "outputs", "tool_calls"),
-    *("exact", "content", "num_tokens_by_kind"),
-)
+BEFORE = tuple(name for name, own in FIELDS.items() if own.csv == "first")
+AFTER = tuple(name for name, own in FIELDS.items() if own.csv == "last")
+OTHERS = tuple(name for name, own in FIELDS.items() if own.csv == "never")
+FIRST, LAST = tuple(plain_kinds(FIELDS, BEFORE)), tuple(plain_kinds(FIELDS, AFTER))
 ORDER = ("answers", "columns", "")  # of the other columns: where they come from
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 HEADER_BYTES = 2**16
@@ -132,7 +126,7 @@ class CsvTable:
         self._mark = b""
 
     def __iter__(self) -> Iterator[bytes]:
-        columns = Columns(fixed=(*FIRST, *LAST), fields=(*FIRST, *LAST, *LEFT_OUT))
+        columns = Columns(fixed=(*FIRST, *LAST), fields=(*BEFORE, *AFTER, *OTHERS))
         for values in self._values():
             columns.add(values)
         own = {
@@ -141,7 +135,7 @@ class CsvTable:
         names = (*FIRST, *own["answers"], *own["columns"], *LAST, *own[""])
         yield self._mark + _line(map(self._cell, names))
         for values in self._values():
-            row = {**values, **columns.cells(values), "seconds": values["timings"]["total"]}
+            row = columns.cells(values) | plain_cells(FIELDS, (*BEFORE, *AFTER), values)
             yield _line(self._cell(row.get(name)) for name in names)
 
     def _values(self) -> Iterator[dict[str, Any]]:

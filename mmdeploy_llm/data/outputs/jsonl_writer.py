@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.files import (
     FileState,
     Folder,
@@ -26,6 +25,7 @@ from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import lock
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.closing import Closing
 
 from .ours import save_foreign
 from .scan import Kept, Mode, PlaceOf, check_target, exists_already, line_ends, scan

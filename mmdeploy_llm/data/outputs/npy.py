@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions

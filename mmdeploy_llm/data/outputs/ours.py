@@ -12,7 +12,7 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable import files
 
-BEGINS = (b'{"id": ', b'{"path": ')  # of a line; the second one in version 0.1
+BEGIN = b'{"id": '  # of a line
 MAX_LINE = 2**28
 REST_BYTES = 2**16  # by which a torn record is recognised
 
@@ -21,7 +21,7 @@ def is_torn(rest: bytes) -> bool:
     """Whether bytes at the end of a file of records are the begin of a record, as a killed run
     leaves it; zeros among them, as a machine that lost its power does."""
     own = rest.strip(b"\0")
-    return any(own.startswith(begin) or begin.startswith(own) for begin in BEGINS)
+    return own.startswith(BEGIN) or BEGIN.startswith(own)
 
 
 def beside(path: Path) -> tuple[Path, ...]:

@@ -26,11 +26,12 @@ from mmdeploy_llm.data.records.arrow_vectors import (
     field_of,
     vectors_in,
 )
-from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, restored
+from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, fitted, restored
+from mmdeploy_llm.data.records.declared import JSON
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.records.vectors import Vector
+from mmdeploy_llm.data.records.item import Vector
+from mmdeploy_llm.data.records.record import EXACT, FIELDS, Record
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
@@ -41,25 +42,9 @@ GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
 ROWS_AT_ONCE = 256
 CONFIGURATIONS = b"mmdeploy_llm.configurations"
 ORIGIN = b"mmdeploy_llm"  # in the metadata of a column: source, name and kind, see Columns
-TEXTS = (
-    *("path", "text", "reasoning", "finish_reason", "outcome", "error_msg", "error_class"),
-    "prompt",
-)
-JSONS = ("tool_calls", "outputs")
-DIGESTS = ("item_digest", "config_digest")
-NUMBERS = (
-    *("line", "error_code", "num_image_tokens", "num_video_tokens", "num_prompt_tokens"),
-    *("num_output_tokens", "num_cached_tokens"),
-)
-SECONDS = ("preprocess", "queue", "first_token", "generate", "total")
-ORDER = (
-    *("id", "line", "path", "text", "reasoning", "tool_calls", "finish_reason", "outcome"),
-    *("error_code", "error_msg", "error_class", "num_image_tokens", "num_video_tokens"),
-    *("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "timings", "media", "prompt"),
-    *("outputs", *DIGESTS, "more"),
-)
-REQUIRED = ("id", "text", "error_code", "error_msg", "timings", "more")  # in parts of every version
-EXACT = "exact"  # of a record, is in `more`
+FIXED = {name: own.kind for name, own in FIELDS.items() if own.kept != "if any"}  # in every part
+MORE = "more"
+ALWAYS = (*FIXED, MORE)
 MAX_SHOWN = 200  # characters of a library's message
 
 
@@ -80,20 +65,14 @@ class ParquetParts:
     def schema(self) -> Any:
         """The columns of every part, as far as they are known."""
         arrow = self._arrow
-        kinds = dict.fromkeys(("id", *TEXTS, *JSONS, *DIGESTS, "more"), arrow.string())
-        kinds.update(dict.fromkeys(NUMBERS, arrow.int64()))
-        kinds["timings"] = arrow.struct([(name, arrow.float64()) for name in SECONDS])
-        kinds["media"] = arrow.list_(
-            arrow.struct([("kind", arrow.string()), ("name", arrow.string())])
-        )
+        known = [arrow.field(name, _arrow_type(arrow, kind)) for name, kind in FIXED.items()]
         own = [
             arrow.field(name, _arrow_type(arrow, kind), metadata=_as_metadata(origin, kind))
             for name, origin, kind in self._columns.items()
         ]
         if self._vectors is not None:
             own.append(field_of(arrow, self._vectors))
-        known = [arrow.field(name, kinds[name]) for name in ORDER]
-        return arrow.schema([*known[:-1], *own, known[-1]])
+        return arrow.schema([*known, *own, arrow.field(MORE, arrow.string())])
 
     def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
         """Opens a part or the journal."""
@@ -210,7 +189,7 @@ class ParquetParts:
             part = self._parquet.ParquetFile(file)
         except (self._arrow.ArrowException, OSError, ValueError) as error:
             raise _unreadable(name, error) from None
-        missing = [column for column in REQUIRED if column not in part.schema_arrow.names]
+        missing = [name for name in ALWAYS if name not in part.schema_arrow.names]
         if missing:
             raise _unreadable(name, f"it has no column {missing[0]!r}")
         return part
@@ -282,7 +261,7 @@ class ParquetReader:
 
 def new_columns() -> Columns:
     """Returns the columns of a table that has no record yet."""
-    return Columns(fixed=(*ORDER, EMBEDDING), fields=(*ORDER, EXACT, EMBEDDING))
+    return Columns(fixed=(*ALWAYS, EMBEDDING), fields=(*FIXED, EXACT, EMBEDDING))
 
 
 def columns_of(schema: Any) -> Columns:
@@ -313,38 +292,31 @@ def values_in(table: Any, columns: Columns) -> list[dict[str, Any]]:
 
 def row_of(values: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """Returns the row of a record's JSON object."""
-    row = {name: values.get(name) for name in (*TEXTS, *NUMBERS, *DIGESTS, "timings", "media")}
-    row.update({name: _json(values[name]) for name in JSONS if name in values})
+    own = values["id"]
+    plain = {**values, "id": None if own is None else str(own)}
+    row = {name: fitted(plain.get(name), kind) for name, kind in FIXED.items()}
     row.update(columns.cells(values))
     row[EMBEDDING] = Vector.from_json(values.get(EMBEDDING))
-    own = values.get("id")
-    row["id"] = None if own is None else str(own)
     more = columns.rest(values)
     if EXACT in values:
         more[EXACT] = values[EXACT]
     if isinstance(own, int):
         more["id"] = own
-    row["more"] = _json(more) if more else None
+    row[MORE] = _json(more) if more else None
     return row
 
 
 def values_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """Returns the JSON object of a record; the inverse of `row_of`. Raises ValueError."""
-    fixed = ("id", *TEXTS, *NUMBERS, *DIGESTS, "timings")
-    values = {name: row.get(name) for name in fixed}
-    for name in ("line", "path", "prompt", "outcome", *DIGESTS):
-        if values[name] is None:
-            del values[name]  # as a line of JSON leaves them out
-    own = {name for name, _, _ in columns.items()}
-    for name in (*JSONS, "media", "columns"):  # the last two are texts in parts of version 0.3
-        value = None if name in own else row.get(name)
+    values: dict[str, Any] = {}
+    for name, kind in FIXED.items():
+        value = row[name]
         if value is not None:
-            values[name] = json.loads(value) if isinstance(value, str) else value
-    more = json.loads(row["more"]) if row["more"] is not None else {}
-    values.update(restored(row, columns, more))
-    code, message = values["error_code"], values["error_msg"]
-    values["error"] = None if message is None else {"code": code, "message": message}
-    return values
+            values[name] = json.loads(value) if kind == JSON else value
+        elif FIELDS[name].kept == "always":
+            values[name] = None  # a line of JSON leaves the others out
+    more = json.loads(row[MORE]) if row[MORE] is not None else {}
+    return {**values, **restored(row, columns, more)}
 
 
 def _groups(journal: IO[bytes], columns: Columns) -> Iterator[list[dict[str, Any]]]:

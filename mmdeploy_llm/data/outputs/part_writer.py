@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader
 
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.files import Folder, OutputLostError, OutputWriteError
 from mmdeploy_llm.data.records.growing import GrowingFile
 from mmdeploy_llm.data.records.item import Item
@@ -19,6 +18,7 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import LOCK, held
+from mmdeploy_llm.values.closing import Closing
 
 from .formats import Addition, CompletePart, Drops
 from .lines import new_file

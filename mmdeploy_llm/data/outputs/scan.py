@@ -74,8 +74,8 @@ class RecordIndex:
         """Adds a record at position `offset`; `place` is its rank in the input order."""
         self._places.append(place)
         self._offsets.append(offset)
-        self._ranks.append(OUTCOMES.index(record.outcome or "ok"))
-        self.outcomes[record.outcome or "ok"] += 1
+        self._ranks.append(OUTCOMES.index(record.outcome))
+        self.outcomes[record.outcome] += 1
         if not record.is_ok:
             self.failures[record.failure] += 1
         if record.lack is not None:
@@ -219,8 +219,9 @@ class _Scan:
         key, place = record.key, self._place_of(record)
         if not self._met.add(key):
             self.repeated[key] = begin
-        is_again = self._retried.takes(record.outcome, record.error_code)
-        is_left = place is not None and (place == DROPPED or is_again)
+        code = None if record.error is None else record.error.code
+        is_again = place == DROPPED or self._retried.takes(record.outcome, code)
+        is_left = place is not None and is_again
         if is_left or self._last.get(key, begin) != begin:
             self._drops.append((begin, entry.end))
             self._num_dropped += entry.end - begin

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.media.boxes.reading import Box, Size
+if TYPE_CHECKING:
+    from mmdeploy_llm.media.boxes.reading import Box, Size
 
 MAX_PIXELS = 10**9  # of a side
 CORNERS = ("x0", "y0", "x1", "y1")
@@ -31,6 +32,8 @@ def boxes_of(
     """Returns the boxes of a record; None when it is of a run that read none."""
     if not picture_size:
         return None
+    from mmdeploy_llm.media.boxes.reading import Box  # which imports hooks: --help does not
+
     width, height = picture_size
     found = [
         Box(label=own["label"], **dict(zip(CORNERS, own["box"], strict=True))) for own in boxes

@@ -25,7 +25,8 @@ MAX_EXACT = 2**53  # integers beyond it are no exact doubles
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """The kind of a column's values. name: "none", "bool", "int", "float", "text", "list" or
-    "struct". item: of the values of a list. fields: of a struct, by name."""
+    "struct"; "json", which no value has by itself, is any value as a text of JSON. item: of the
+    values of a list. fields: of a struct, by name."""
 
     name: str
     item: Kind | None = None
@@ -105,6 +106,8 @@ def fitted(value: Any, kind: Kind) -> Any:
     """Returns a value as a column of this kind holds it: fields that it lacks are None."""
     if value is None or not kind.is_known:
         return None
+    if kind.name == "json":
+        return json.dumps(value, ensure_ascii=False)
     if kind.name == "text":
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if kind.name == "float":
@@ -145,7 +148,7 @@ class Columns:
 
     def __init__(self, fixed: Collection[str], fields: Collection[str]) -> None:
         self._fixed = frozenset(name.casefold() for name in fixed)
-        self._fields = frozenset((*fields, *SOURCES, "error"))
+        self._fields = frozenset((*fields, *SOURCES))
         self._names: dict[Origin, str] = {}
         self._taken: set[str] = set()
         self._kinds: dict[Origin, Kind] = {}

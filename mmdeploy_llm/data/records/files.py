@@ -16,8 +16,7 @@ from typing import IO
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.system.portable.folders import OpenFolder, open_folder
-
-from .closing import Closing
+from mmdeploy_llm.values.closing import Closing
 
 KINDS = (
     (stat.S_ISLNK, "a link; name the file that it leads to"),

@@ -14,8 +14,8 @@ from pathlib import Path
 from zlib import crc32
 
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.closing import Closing
 
-from .closing import Closing
 from .files import OutputLostError, path_of, write_all
 
 logger = logging.getLogger(__name__)

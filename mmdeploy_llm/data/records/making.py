@@ -16,10 +16,9 @@ from mmdeploy_llm.values.outputs.request_output import (
     RequestOutput,
 )
 
-from .item import Item
+from .item import Item, Vector
 from .outcome import Verdict, verdict_of
 from .record import ItemError, Record, Timings
-from .vectors import Vector
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 LOWEST_LOGPROB = -1e30
@@ -32,10 +31,7 @@ def bad_record(item: BadItem) -> Record:
         line=None if item.path is not None else item.line,
         path=item.path,
         finish_reason="error",
-        error_code=item.code,
-        error_msg=item.message,
-        error_class=item.kind,
-        error=ItemError(code=item.code, message=item.message),
+        error=ItemError(code=item.code, kind=item.kind, message=item.message),
         item_digest=item.digest,
     )
 
@@ -52,8 +48,6 @@ def record_of(
     samples = output.outputs
     first = samples[0]
     failed = None if output.is_ok else next((own for own in samples if not own.is_ok), first)
-    message = None if failed is None else output.error_msg or "no message was given"
-    code = output.error_code
     vector = output.vector if isinstance(output, PooledOutput) else None
     verdict = verdict_of(samples, item.params) if vector is None else Verdict(outcome="ok")
     return Record(
@@ -64,9 +58,6 @@ def record_of(
         reasoning=_stripped(first.reasoning_content),
         tool_calls=_calls(first),
         finish_reason=(failed or first).finish_reason,
-        error_code=code,
-        error_msg=message,
-        error_class=None if failed is None else _class_of(code, error),
         num_image_tokens=output.num_input_image_tokens,
         num_video_tokens=output.num_input_video_tokens,
         num_tokens_by_kind=_by_kind(output),
@@ -76,8 +67,8 @@ def record_of(
         num_video_frames=output.num_input_video_frames,
         video_seconds=round(output.input_video_seconds, NUM_DECIMALS),
         timings=_timings(output.metrics),
-        error=None if message is None else ItemError(code=code, message=message),
-        outcome="failed" if failed is not None else verdict.outcome,
+        error=None if failed is None else error_of(output, error),
+        outcome=verdict.outcome,
         outcome_reason=verdict.reason,
         media=item.media,
         prompt=item.question,
@@ -108,6 +99,14 @@ def _samples(output: RequestOutput) -> tuple[dict[str, Any], ...]:
     return samples
 
 
+def error_of(failed: RequestOutput | CompletionOutput, error: Exception | None = None) -> ItemError:
+    """Returns the error of an output or sample that failed. error: the exception, if any."""
+    message = failed.error_msg or "no message was given"
+    return ItemError(
+        code=failed.error_code, kind=_class_of(failed.error_code, error), message=message
+    )
+
+
 def _class_of(code: int, error: Exception | None) -> str:
     if error is not None:
         return type(error).__name__
@@ -123,8 +122,7 @@ def _sample(own: CompletionOutput) -> dict[str, Any]:
         "text": own.text.strip(),
         "reasoning": _stripped(own.reasoning_content),
         "finish_reason": own.finish_reason,
-        "error_code": own.error_code,
-        "error_msg": own.error_msg,
+        "error": None if own.is_ok else error_of(own).to_json(),
         "token_ids": list(own.token_ids),
     }
     if own.tool_calls:

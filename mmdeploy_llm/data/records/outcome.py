@@ -13,17 +13,46 @@ text that keeps its constraint (`guided_decoding`) is an answer; so is a text of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.params import SamplingParams
-
-from .loops import loop_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.values.outputs.request_output import CompletionOutput
+    from mmdeploy_llm.values.params import SamplingParams
+
+TAIL = 1024  # tokens at the end that are looked at
+MAX_PERIOD = 200
+FEWEST_TOKENS, FEWEST_TIMES = 64, 4  # of a loop: shorter ones are found in sound texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """The last `period` tokens of a text, which stand there `times` times in a row or more."""
+
+    period: int
+    times: int
+
+    def __str__(self) -> str:
+        tokens = "token repeats" if self.period == 1 else f"{self.period} tokens repeat"
+        return f"the last {tokens} {self.times} times"
+
+
+def loop_of(token_ids: Sequence[int]) -> Loop | None:
+    """Returns the loop with the shortest period at the end of a text, None without one."""
+    import numpy as np  # which reports and commands without a model do not need
+
+    tail = np.asarray(token_ids[-TAIL:], dtype=np.int64)
+    for period in range(1, min(MAX_PERIOD, len(tail) // FEWEST_TIMES) + 1):
+        differs = np.flatnonzero(tail[period:] != tail[:-period])
+        begin = 0 if not len(differs) else int(differs[-1]) + 1
+        length = len(tail) - begin
+        if length >= max(FEWEST_TOKENS, FEWEST_TIMES * period):
+            return Loop(period=period, times=length // period)
+    return None
+
 
 Outcome = Literal["failed", "empty", "repetition", "truncated", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the worst one first
@@ -44,7 +73,7 @@ class Verdict:
 class Sample:
     """Holds what an outcome depends on. is_asked: whether its constraint allows an empty text, or
     its parameters wanted a text of this length. limit: what ended a text that was cut off,
-    MAX_TOKENS or MAX_MODEL_LEN; None where it is not known. loop: in words, the one in which a
+    MAX_TOKENS or MAX_MODEL_LEN. loop: in words, the one in which a
     text was cut off."""
 
     text: str
@@ -114,30 +143,6 @@ def verdict_of(samples: Iterable[CompletionOutput], params: SamplingParams) -> V
     return worst(Sample.of(own, params).verdict for own in samples)
 
 
-def derived(record: Any) -> Verdict:
-    """Returns the verdict of a record without one, of a version that wrote none, from its fields: a
-    Record that is being built."""
-    found = Sample(
-        text=record.text,
-        has_calls=bool(record.tool_calls),
-        finish_reason=record.finish_reason,
-        is_failed=not record.is_ok,
-        has_reasoning=bool(record.reasoning),
-    )
-    return worst([found.verdict, *(_sample_of(values).verdict for values in record.outputs)])
-
-
-def _sample_of(values: Any) -> Sample:
-    """Returns the sample of an entry of a record's `outputs`."""
-    return Sample(
-        text=values.get("text") or "",
-        has_calls=bool(values.get("tool_calls")),
-        finish_reason=values.get("finish_reason"),
-        is_failed=values.get("error_msg") is not None,
-        has_reasoning=bool(values.get("reasoning")),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
     """Which items with a record a resumed run does again: those with one of these outcomes, and the
@@ -168,7 +173,7 @@ class Retried:
             )
         return cls(outcomes=frozenset(map(str, known)), codes=codes)
 
-    def takes(self, outcome: str | None, error_code: int) -> bool:
+    def takes(self, outcome: str, error_code: int | None) -> bool:
         """Returns whether an item with such a record is done again."""
         return outcome in self.outcomes or error_code in self.codes
 

@@ -1,77 +1,52 @@
-"""Record: the result of one item, one line of JSON. `batch` and `caption` write the same fields:
+"""Record: the result of one item, one line of JSON, which every command writes in the same form.
 
-id             the item's own id, else its line number; for files the path beneath the input's
-               root; null when the id of a line cannot be used (unreadable, or used by another line)
-line           line number in the input, from 1; absent for files
-path           the file, as given; only for files
-text           the answer
-reasoning      the reasoning before the answer; null without a reasoning parser
-tool_calls     [{"id", "type", "function": {"name", "arguments"}}]; absent without calls
-finish_reason  "stop", "tool_calls", "length", "repetition", "error" or "abort"
-error_code     200 for success, 4xx for a fault of the item, 5xx for a fault of the engine
-error_msg, error_class   null for success
-error          {"code", "message"} with the same values; null for success
-outcome        "ok", "empty", "truncated", "repetition" or "failed", see outcome.py
-outcome_reason why, where the outcome alone does not say it; absent otherwise
-num_*_tokens   num_prompt_tokens includes those of images and videos
-num_tokens_by_kind   {kind: tokens} of an item with other media than images and videos
-num_video_frames, video_seconds   frames used of the item's videos, and the seconds that they
-               cover; absent without videos
-timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
-media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
-               only where its kind is not that of its name; "pages" too where only these of a
-               document are meant
-prompt         the first 200 characters of the line's question
-answers        {name: text} of several questions, or the values of a schema; absent otherwise
-embedding      {"shape": [size] or [tokens, size], "float32": base64} of `embed`; absent otherwise
-boxes          [{"label", "box": [left, top, right, bottom]}] that the answer has, in pixels of the
-               picture, upright; with --boxes only. picture_size: its [width, height] then
-columns        {name: value} of the input, those that --columns names
-outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
-content        digest of what the item asks, with the content of its media; with --dedupe only
-same_as        id of the item whose answer this is: it asked the same; no counts and no times then
-item_digest    of the item's input, with size and modification time of its files; resume compares it
-config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
-endpoint       that a line of OpenAI's format was meant for; absent for others
-exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
-               has U+FFFD for every lone surrogate, such as those of file names that are not UTF-8
+The fields of the class are the only declaration of what a record has: reading and writing JSON, the
+columns of tables, `batch --help-all` and the table in docs/captioning.md are made from it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
-from mmdeploy_llm.errors import OK
-
 from .boxes import check_boxes
-from .item import Media, part_of
-from .outcome import OUTCOMES, Outcome, derived
+from .columns import Kind
+from .declared import DECLARED, FLOAT, INT, JSON, TEXT, Declared, row, struct
+from .item import Media, Vector, part_of
+from .outcome import OUTCOMES, Outcome
 from .unicode_text import escaped, replaced, unescaped
-from .vectors import Vector
 
-# Left out of the JSON when empty.
-OPTIONAL = (
-    *("num_video_frames", "video_seconds", "num_tokens_by_kind"),
-    *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest", "columns", "answers", "endpoint", "outcome_reason"),
-    *("content", "same_as", "boxes", "picture_size", "embedding"),
-)
-ALWAYS = ("text", "error")  # in every record of every version
-COUNTS = (
-    *("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens"),
-    "num_video_frames",
-)
+EXACT = "exact"  # of a line of JSON: what a Record has in its fields `id`, `path` and `media`
+ERROR_KEYS = ("code", "class", "message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemError:
-    """Why an item has no answer. code: 4xx for a fault of the item, 5xx for one of the engine."""
+    """Why an item has no answer. code: 4xx for a fault of the item, 5xx for one of the engine.
+    kind: the name of the exception's class."""
 
     code: int
+    kind: str
     message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns {"code", "class", "message"}."""
+        return dict(zip(ERROR_KEYS, (self.code, self.kind, self.message), strict=True))
+
+    @classmethod
+    def from_json(cls, value: Any) -> ItemError | None:
+        """Returns the error of a record's JSON, None of null. Raises ValueError."""
+        if value is None:
+            return None
+        if not isinstance(value, dict) or set(value) != set(ERROR_KEYS):
+            raise ValueError(f"its error is not an object of {', '.join(ERROR_KEYS)}")
+        code, kind, message = (value[key] for key in ERROR_KEYS)
+        if type(code) is not int or not isinstance(kind, str) or not isinstance(message, str):
+            raise ValueError("its error has a code that is no integer, or no texts")
+        return cls(code=code, kind=kind, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,56 +60,192 @@ class Timings:
     total: float | None = None
 
 
+ERROR = struct(**{"code": INT, "class": TEXT, "message": TEXT})
+TIMINGS = struct(**{own.name: FLOAT for own in fields(Timings)})
+MEDIA = Kind(name="list", item=struct(**{own.name: TEXT for own in fields(Media)}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The result of one item; the module docstring describes the fields."""
+    """The result of one item. An item with an error has failed, and no other one has.
 
-    id: str | int | None = None
-    line: int | None = None
-    path: str | None = None
-    text: str = ""
-    reasoning: str | None = None
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
-    finish_reason: str | None = None
-    error_code: int = OK
-    error_msg: str | None = None
-    error_class: str | None = None
-    num_image_tokens: int = 0
-    num_video_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_video_frames: int = 0
-    video_seconds: float = 0.0
-    num_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
-    timings: Timings = Timings()
-    error: ItemError | None = None
-    outcome: Outcome | None = None  # derived where it is not given, so never None afterwards
-    outcome_reason: str | None = None
-    media: tuple[Media, ...] = ()
-    prompt: str | None = None
-    outputs: tuple[Mapping[str, Any], ...] = ()
-    item_digest: str = ""
-    config_digest: str = ""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    answers: Mapping[str, Any] = field(default_factory=dict)
-    endpoint: str = ""
-    content: str = ""
-    same_as: str | int | None = None
-    boxes: tuple[Mapping[str, Any], ...] = ()
-    picture_size: tuple[int, ...] = ()
-    embedding: Vector | None = None
+    Each row says what the field is, its value where there is none, and as `row` takes them the kind
+    of its column and where it is kept.
+    """
+
+    id: str | int | None = row(
+        "the item's own id, else its line number; of a file its path beneath the root of the "
+        "input; null if the id of a line cannot be used (unreadable, or used by another line)",
+        None,
+        TEXT,
+        "always",
+        "first",
+        page="[Who is who](files.md#who-is-who)",
+    )
+    line: int | None = row(
+        "line number in the input, from 1; not of files", None, INT, "tables", "first"
+    )
+    path: str | None = row(
+        "the file, as it was named or found; only of files", None, TEXT, "tables", "first"
+    )
+    text: str = row("the answer", "", TEXT, "always", "first")
+    outcome: Outcome = row(
+        "ok, empty, truncated, repetition or failed",
+        "ok",
+        TEXT,
+        "always",
+        "last",
+        page="[Outcomes](outcomes.md)",
+    )
+    outcome_reason: str | None = row("why, where the outcome alone does not say it", None, TEXT)
+    error: ItemError | None = row(
+        "null unless the item failed: code (4xx for a fault of the item, 5xx for one of the "
+        "engine), class and message",
+        None,
+        ERROR,
+        "always",
+        "last",
+        parts={f"error_{key}": key for key in ERROR_KEYS},
+        page="[Errors](errors.md)",
+    )
+    reasoning: str | None = row(
+        "what the model thought before the answer; null without a reasoning parser",
+        None,
+        TEXT,
+        "always",
+        "last",
+    )
+    finish_reason: str | None = row(
+        "stop, tool_calls, length (ended at the maximum length), repetition (ended by "
+        "early_stop), error or abort",
+        None,
+        TEXT,
+        "always",
+        "last",
+    )
+    tool_calls: tuple[Mapping[str, Any], ...] = row(
+        "the calls, if the model called tools: id, type, and function with name and arguments",
+        (),
+        JSON,
+        "tables",
+        "never",
+    )
+    num_image_tokens: int = row("tokens of its images", 0, INT, "always", "last")
+    num_video_tokens: int = row("tokens of its videos", 0, INT, "always", "last")
+    num_prompt_tokens: int = row(
+        "tokens of the whole prompt, with those of its media", 0, INT, "always", "last"
+    )
+    num_output_tokens: int = row("tokens of the output", 0, INT, "always", "last")
+    num_cached_tokens: int = row(
+        "tokens of the prompt that came from the prefix cache", 0, INT, "always", "never"
+    )
+    num_tokens_by_kind: Mapping[str, int] = row(
+        "tokens of the media by kind, of an item with others than images and videos; text are "
+        "those of a question that an encoder reads with its picture",
+        {},
+        JSON,
+        "if any",
+        "never",
+    )
+    num_video_frames: int = row("frames used of its videos", 0, INT, "if any", "last")
+    video_seconds: float = row(
+        "seconds from the first of these frames to the end of the last",
+        0.0,
+        FLOAT,
+        "if any",
+        "last",
+    )
+    timings: Timings = row(
+        "seconds: preprocess, queue, first_token, generate, total; null for a stage that was "
+        "not reached",
+        Timings(),
+        TIMINGS,
+        "always",
+        "last",
+        parts={"seconds": "total"},
+    )
+    prompt: str | None = row(
+        "the first 200 characters of the question of a line", None, TEXT, "tables", "last"
+    )
+    media: tuple[Media, ...] = row(
+        "kind and name (path or URL) of the media of a line; of a file only if its name does "
+        "not say the kind; pages if only these of a document are meant",
+        (),
+        MEDIA,
+        "tables",
+        "last",
+    )
+    answers: Mapping[str, Any] = row(
+        "the answers of several questions by name, or the fields of a schema",
+        {},
+        JSON,
+        page="[Several questions](several_questions.md) and [Checked JSON](checked_json.md)",
+    )
+    columns: Mapping[str, Any] = row("the columns of the input that --columns names", {}, JSON)
+    boxes: tuple[Mapping[str, Any], ...] = row(
+        "with --boxes: label and box ([left, top, right, bottom]) of each that the answer has, "
+        "in pixels of the picture, upright",
+        (),
+        JSON,
+        page="[Boxes](boxes.md#in-batches)",
+    )
+    picture_size: tuple[int, ...] = row("with --boxes: [width, height] of the picture", (), JSON)
+    embedding: Vector | None = row(
+        "of embed: shape ([size], or [tokens, size]), and float32, base64 of little-endian numbers",
+        None,
+        JSON,
+        page="[Embeddings](embeddings.md)",
+    )
+    outputs: tuple[Mapping[str, Any], ...] = row(
+        "every sample, with n greater than 1 or log-probabilities; text and the others are "
+        "those of the first",
+        (),
+        JSON,
+        "tables",
+        "never",
+    )
+    endpoint: str = row(
+        "the url of a line of OpenAI's format", "", TEXT, page="[OpenAI's lines](openai_lines.md)"
+    )
+    content: str = row(
+        "with --dedupe: digest of what the item asks, with the content of its media",
+        "",
+        TEXT,
+        "if any",
+        "never",
+        page="[The same picture twice](files.md#the-same-picture-twice)",
+    )
+    same_as: str | int | None = row(
+        "with --dedupe: id of the item whose answer this is; it has no counts and no times then",
+        None,
+        TEXT,
+    )
+    item_digest: str = row(
+        "of the item's input, with size and time of its files; --resume compares it",
+        "",
+        TEXT,
+        "tables",
+        "never",
+        page="[Resuming](#resuming)",
+    )
+    config_digest: str = row(
+        "of model, options and parameters, which OUTPUT.config.json has; --resume compares it",
+        "",
+        TEXT,
+        "tables",
+        "never",
+    )
 
     def __post_init__(self) -> None:
-        if self.outcome is None:
-            found = derived(self)
-            object.__setattr__(self, "outcome", found.outcome)
-            object.__setattr__(self, "outcome_reason", found.reason)
+        if self.error is not None:
+            object.__setattr__(self, "outcome", "failed")
+        elif self.outcome == "failed":
+            raise ValueError("an item that failed has an error")
 
     @property
     def is_ok(self) -> bool:
         """Whether the item ended without an error; its outcome may be "empty" all the same."""
-        return self.error_code == OK
+        return self.error is None
 
     @property
     def num_media_tokens(self) -> int:
@@ -168,23 +279,29 @@ class Record:
 
     @property
     def failure(self) -> str:
-        """The kind of failure, code and class, such as "400 MediaError"."""
-        return f"{self.error_code} {self.error_class or 'Error'}"
+        """The kind of failure, code and class, such as "400 MediaError"; "" without one."""
+        return "" if self.error is None else f"{self.error.code} {self.error.kind}"
+
+    def to_values(self) -> dict[str, Any]:
+        """Returns the JSON object."""
+        values = asdict(self)
+        values["error"] = None if self.error is None else self.error.to_json()
+        for name, own in FIELDS.items():
+            if not (own.kept == "always" or values.get(name)):
+                values.pop(name, None)
+        for media in values.get("media", ()):
+            if media["pages"] is None:
+                del media["pages"]
+        return values
 
     def to_json(self) -> str:
         """Returns one line of JSON, without the line break."""
-        values = asdict(self)
-        for name in OPTIONAL:
-            if not values[name]:
-                del values[name]
-        for own in values.get("media", ()):
-            if own["pages"] is None:
-                del own["pages"]
+        values = self.to_values()
         line = json.dumps(values, ensure_ascii=False)
         try:
             line.encode()
         except UnicodeEncodeError:  # a file name that is not UTF-8
-            line = json.dumps({**replaced(values), "exact": self._exact()}, ensure_ascii=False)
+            line = json.dumps({**replaced(values), EXACT: self._exact()}, ensure_ascii=False)
         return line
 
     def _exact(self) -> dict[str, Any]:
@@ -197,7 +314,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Record:
-        """Reads what `to_json` wrote, also in version 0.1. Raises ValueError for anything else."""
+        """Reads what `to_json` wrote. Raises ValueError for anything else."""
         values = json.loads(line)
         if not isinstance(values, dict):
             raise ValueError("it is not an object")
@@ -213,27 +330,40 @@ class Record:
             raise ValueError(str(error)) from None
 
 
+FIELDS: Mapping[str, Declared] = MappingProxyType(
+    {own.name: own.metadata[DECLARED] for own in fields(Record)}
+    | {
+        EXACT: Declared(
+            says="if a text is not Unicode, such as a file name that is not UTF-8: id, path and "
+            "media with Python's escapes (\\udcff is byte FF of a name); the others have U+FFFD",
+            kind=JSON,
+            csv="never",
+        )
+    }
+)
+
+
 def key_of(item_id: str | int | None, line: int | None) -> str:
     """Returns the string that identifies an id, or a line without one; 7 and "7" are the same."""
     return f"\0line {line}" if item_id is None else str(item_id)
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the record has an identity, an answer and integer counts: a line of
-    an input, which may have an id and a prompt, is no result."""
-    missing = [name for name in ALWAYS if name not in values]
-    if missing:
-        raise ValueError(f"it has no {missing[0]}")
-    known = values.get("id", values.get("path"))
-    is_named = isinstance(known, (str, int)) and not isinstance(known, bool)
-    is_line = known is None and isinstance(values.get("line"), int)
-    if not (is_named or is_line):
-        raise ValueError("it has no id, path or line")
-    if values.get("outcome") not in (None, *OUTCOMES):
-        raise ValueError(f"its outcome is {str(values['outcome'])[:20]!r}, which is none")
-    for name in COUNTS:
-        if not isinstance(values.get(name, 0), int):
+    """Raises ValueError unless the fields that every record has are there, and numbers are numbers:
+    a line of an input, which may have an id and a prompt, is no result."""
+    for name, own in FIELDS.items():
+        if name not in values and own.kept == "always":
+            raise ValueError(f"it has no {name}")
+        if own.kind.name == "int" and type(values.get(name, 0)) is not int:
             raise ValueError(f"its {name} is not an integer")
+    known, outcome = values["id"], values["outcome"]
+    is_named = isinstance(known, (str, int)) and not isinstance(known, bool)
+    if not (is_named or (known is None and "line" in values)):
+        raise ValueError("it has no id or line")
+    if outcome not in OUTCOMES:
+        raise ValueError(f"its outcome is {str(outcome)[:20]!r}, which is none")
+    if (outcome == "failed") != (values["error"] is not None):
+        raise ValueError(f"its outcome is {outcome}, which its error contradicts")
     _check_by_kind(values.get("num_tokens_by_kind", {}))
     check_boxes(values.get("boxes", ()), values.get("picture_size", ()))
 
@@ -244,29 +374,20 @@ def _check_by_kind(value: Any) -> None:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds the fields that are objects, and those that version 0.1 did not write."""
-    error = values.get("error")
-    fault = None if error is None else ItemError(**error)
-    nested: dict[str, Any] = {
-        "id": values.get("id", values.get("path")),
-        "timings": Timings(**(values.get("timings") or {})),
-        "error": fault,
+    """Builds the fields that are objects or lists."""
+    lists = ("outputs", "tool_calls", "boxes", "picture_size")
+    return {
+        "timings": Timings(**values["timings"]),
+        "error": ItemError.from_json(values["error"]),
         "media": tuple(Media(**item) for item in values.get("media", ())),
-        "outputs": tuple(values.get("outputs", ())),
-        "tool_calls": tuple(values.get("tool_calls", ())),
-        "boxes": tuple(values.get("boxes", ())),
-        "picture_size": tuple(values.get("picture_size", ())),
         "embedding": Vector.from_json(values.get("embedding")),
+        **{name: tuple(values.get(name, ())) for name in lists},
     }
-    if fault is not None:
-        nested["error_code"] = values.get("error_code", fault.code)
-        nested["error_msg"] = values.get("error_msg", fault.message)
-    return nested
 
 
 def _restored(values: dict[str, Any]) -> dict[str, Any]:
     """Returns the values with the exact texts in place of those that JSON could hold."""
-    exact = values.pop("exact", None)
+    exact = values.pop(EXACT, None)
     if exact is None:
         return values
     texts = {name: unescaped(exact[name]) for name in ("id", "path") if name in exact}

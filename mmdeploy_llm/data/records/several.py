@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from .outcome import Verdict, worst
-from .record import Record, Timings
+from .record import ItemError, Record, Timings
 
 SUMMED = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens")
 REASONS = "; "
@@ -32,8 +32,9 @@ def joined(records: Mapping[str, Record], *, is_json: bool = False) -> Record:
     is_json: `answers` has the values of texts that are whole JSON.
     """
     first = next(iter(records.values()))
+    failed = next((own for own in records.values() if not own.is_ok), first)
     verdict = worst(
-        Verdict(outcome=own.outcome or "ok", reason=_named(name, own.outcome_reason))
+        Verdict(outcome=own.outcome, reason=_named(name, own.outcome_reason))
         for name, own in records.items()
     )
     sums = {name: sum(getattr(own, name) for own in records.values()) for name in SUMMED}
@@ -50,8 +51,9 @@ def joined(records: Mapping[str, Record], *, is_json: bool = False) -> Record:
         outputs=_outputs(records),
         boxes=tuple(box for own in records.values() for box in own.boxes),
         picture_size=next((s for own in records.values() if (s := own.picture_size)), ()),
+        finish_reason=failed.finish_reason,
+        error=_error(records),
         **sums,
-        **_fault(records),
     )
 
 
@@ -59,22 +61,13 @@ def _named(name: str, words: str | None) -> str | None:
     return None if words is None else f"{name}: {words}"
 
 
-def _fault(records: Mapping[str, Record]) -> dict[str, Any]:
-    """Returns the fields of an error: those of the first failed question, with the messages of
-    all."""
-    failed = {name: own for name, own in records.items() if own.error is not None}
+def _error(records: Mapping[str, Record]) -> ItemError | None:
+    """Returns the error of the first failed question, with the messages of all."""
+    failed = {name: own.error for name, own in records.items() if own.error is not None}
     if not failed:
-        return {}
-    first = next(iter(failed.values()))
-    assert first.error is not None
-    words = REASONS.join(f"question {name!r}: {own.error_msg}" for name, own in failed.items())
-    return {
-        "error_code": first.error_code,
-        "error_msg": words,
-        "error_class": first.error_class,
-        "error": replace(first.error, message=words),
-        "finish_reason": first.finish_reason,
-    }
+        return None
+    words = REASONS.join(f"question {name!r}: {own.message}" for name, own in failed.items())
+    return replace(next(iter(failed.values())), message=words)
 
 
 def _together(timings: list[Timings]) -> Timings:
@@ -108,7 +101,6 @@ def _sample(own: Record) -> dict[str, Any]:
         "text": own.text,
         "reasoning": own.reasoning,
         "finish_reason": own.finish_reason,
-        "error_code": own.error_code,
-        "error_msg": own.error_msg,
+        "error": None if own.error is None else own.error.to_json(),
     }
     return {**sample, "tool_calls": own.tool_calls} if own.tool_calls else sample

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, cast
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
-from .globs import expand_glob
-from .names import is_media_name, is_url, is_visible, natural_key
+from .names import expand_glob, is_media_name, is_url, is_visible, natural_key
 from .rows import MAX_SHOWN
 
 MAX_FILES = 1_000_000

@@ -11,9 +11,8 @@ from typing import BinaryIO
 from mmdeploy_llm.values.text.encodings import not_utf8
 
 from .files import File
-from .json_text import parse_json
 from .packed import is_packed, open_content
-from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
+from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row, parse_json
 
 MAX_LINE_BYTES = 64 * 2**20
 PIECE_BYTES = 2**20

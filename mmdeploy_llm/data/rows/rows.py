@@ -10,7 +10,20 @@ from typing import Any, Protocol
 
 from mmdeploy_llm.errors import RequestError
 
-from .json_text import parse_json
+MAX_MARKS = 2**21  # in one text: each of MARKS can begin a value that takes 200 bytes of memory
+MARKS = ",[{"
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text. Raises ValueError for what is not JSON, is nested too
+    deeply, or has too many values for its size."""
+    if len(text) > MAX_MARKS and sum(map(text.count, MARKS)) > MAX_MARKS:
+        raise ValueError(f"it has more than {MAX_MARKS} commas and brackets")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
 
 DIGEST_BYTES = 8
 MAX_SHOWN = 200  # characters of a library's message

@@ -25,11 +25,10 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.values.text.encodings import not_utf8
 
 from .files import File
-from .json_text import parse_json
 from .lines import unreadable
 from .names import BUILT_IN_KINDS
 from .packed import is_packed, open_content
-from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
+from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row, parse_json
 
 TEXT_SUFFIXES = frozenset((".txt", ".text", ".caption", ".cls", ".json"))
 MAX_MEMBERS = 64  # of one key

@@ -18,7 +18,7 @@ import numpy as np
 
 from mmdeploy_llm.data.outputs.base import Readable
 from mmdeploy_llm.data.outputs.npy import NpyReader, read_head
-from mmdeploy_llm.data.outputs.parquet import REQUIRED, ParquetReader, libraries
+from mmdeploy_llm.data.outputs.parquet import ALWAYS, ParquetReader, libraries
 from mmdeploy_llm.data.outputs.scan import Entry
 from mmdeploy_llm.data.records.arrow_vectors import EMBEDDING, kind_in, matrix_of, vectors_in
 from mmdeploy_llm.data.records.record import Record, key_of
@@ -70,7 +70,7 @@ class ParquetPart:
             self.num_items = int(file.metadata.num_rows)
             self._names = list(schema.names)
             has_vectors = vectors_in(schema) is not None and column in (None, EMBEDDING)
-            is_empty = is_output and not has_vectors and set(REQUIRED) <= set(self._names)
+            is_empty = is_output and not has_vectors and set(ALWAYS) <= set(self._names)
             self.is_ours = has_vectors or is_empty
             self._column = None if is_empty else EMBEDDING
             if not self.is_ours:

@@ -38,6 +38,6 @@ def _lines(sink: PartsSink) -> Iterator[bytes]:
                 values["rows"] = place.num_rows
                 if record.path is not None:
                     values["path"] = record.path
-                if not record.is_ok:
-                    values["error_code"] = record.error_code
+                if record.error is not None:
+                    values["error"] = record.error.to_json()
                 yield json.dumps(values).encode() + b"\n"

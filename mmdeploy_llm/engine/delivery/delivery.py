@@ -22,7 +22,6 @@ from mmdeploy_llm.values.plan import RequestFailure, TokenUpdate
 from .constraint import Matches, breach, tags_in
 from .detokenizer import Vocabulary
 from .pipeline import ParserSource, ParserSources, TextPipeline
-from .pooled import pooled_output
 from .summary import (
     FAILURES,
     STOPS,
@@ -30,6 +29,7 @@ from .summary import (
     is_stale,
     media_fields,
     metrics_of,
+    pooled_output,
     stop_of,
     with_id,
 )

@@ -6,11 +6,14 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.errors import ABORTED, EngineError
+from mmdeploy_llm.errors import ABORTED, OK, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.values.outputs.metrics import RequestRecord
+from mmdeploy_llm.values.outputs.pooled import PooledOutput
 from mmdeploy_llm.values.outputs.request_output import (
+    CompletionOutput,
+    Completions,
     RequestMetrics,
     RequestOutput,
     StopReason,
@@ -109,3 +112,28 @@ def is_stale(update: TokenUpdate) -> bool:
     """
     request = update.request
     return can_end_here(request) and len(request.output_token_ids) > len(update.new_token_ids)
+
+
+def pooled_output(update: TokenUpdate) -> PooledOutput | None:
+    """Returns the output of a request that has ended; None for one that goes on."""
+    request, reason = update.request, update.finish_reason
+    if reason is None:
+        return None
+    failure = update.failure or FAILURES.get(reason)
+    code = OK if failure is None else failure.code
+    message = None if failure is None else failure.message
+    completion = CompletionOutput(finish_reason=reason, error_code=code, error_msg=message)
+    return PooledOutput(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        item=request.item,
+        prompt_token_ids=list(request.prompt_token_ids),
+        outputs=Completions([completion]),
+        finished=True,
+        metrics=metrics_of(request),
+        num_cached_tokens=request.num_cached_tokens,
+        **media_fields(request),
+        error_code=code,
+        error_msg=message,
+        vector=update.vector,
+    )

@@ -24,8 +24,8 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.media.boxes.reading import FoundBoxes
 from mmdeploy_llm.media.loading.cache import CacheStats, add_stats
 from mmdeploy_llm.values.adapter_ref import AdapterRef
+from mmdeploy_llm.values.closing import closed_on_error
 from mmdeploy_llm.values.options.config import EngineConfig
-from mmdeploy_llm.values.text.closing import closed_on_error
 
 from .deaths import again
 from .desk import CLOSED_MEANWHILE, Desk, DeskStats, Held

@@ -43,8 +43,7 @@ from mmdeploy_llm.system.sharding import Meeting
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.plan import StepPlan, StepResult
 
-from .executor import ExecutorInfo
-from .overlap import Started, deferred
+from .executor import ExecutorInfo, Started, deferred
 from .rank import BuildRank, serve_rank
 from .rank_messages import (
     BarrierMessage,

@@ -6,16 +6,38 @@ Engine --plan--> DistributedRunner --> N x Runner    in processes that share the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
 
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.layers.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.plan import StepPlan, StepResult
 
-from .overlap import Started
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A step that was started. Steps are finished in the order in which they were started.
+
+    finish: waits for the step and returns its result; called once.
+    can_follow: whether the next step may be started before this one is finished.
+    token_ids: the tokens that this step samples, on the device, one for each request of the plan,
+        in order; None where the next step gets them in another way.
+    """
+
+    plan: StepPlan
+    finish: Callable[[], StepResult]
+    can_follow: bool
+    token_ids: Tensor | None = None
+
+
+def deferred(plan: StepPlan, run: Callable[[StepPlan], StepResult]) -> Started:
+    """Returns a step that `finish` computes as a whole, for executors that cannot overlap steps."""
+    return Started(plan=plan, finish=lambda: run(plan), can_follow=False)
 
 
 class ComputeHost(Protocol):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.engine.runner.sampling.largest import first_argmax
+from mmdeploy_llm.engine.runner.sampling.logprobs import prompt_entries, wants_prompt_logprobs
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, AttentionKernels, KVCache
 from mmdeploy_llm.layers.adapters.attached.served import ServedAdapters
@@ -27,11 +28,10 @@ from mmdeploy_llm.values.plan import ScheduledTokens
 from .batch import StepBatch, prepare, spans_of_items, spans_of_prompts
 from .checked import CheckedModel
 from .drafter import Drafter
+from .drafts import DraftRows, SampleRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .outcome import StepOutcome
-from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
-from .sample_rows import DraftRows, SampleRows
 from .slots import Slots
 from .states import StateTable, StepStates
 from .step_inputs import DecodeFrame, StepTensors

@@ -14,8 +14,7 @@ from mmdeploy_llm.system.sharding.peers import Peers
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.plan import StepPlan, StepResult
 
-from .executor import Executor, ExecutorInfo
-from .overlap import Started
+from .executor import Executor, ExecutorInfo, Started
 from .rank_messages import (
     BarrierMessage,
     DoneMessage,

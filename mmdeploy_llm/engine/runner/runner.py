@@ -36,14 +36,13 @@ from mmdeploy_llm.values.plan import (
 
 from .checked import CheckedModel
 from .drafter import Drafter
-from .drafts import sample_drafts
+from .drafts import SampleRows, sample_drafts
 from .encoder_cache import EncoderCache
+from .executor import Started
 from .forward_pass import ForwardPass
 from .graphs import Recorder
 from .outcome import StepOutcome, failure_of
-from .overlap import Started
 from .retry import Retry
-from .sample_rows import SampleRows
 from .slots import Slots
 from .states import StateTable
 

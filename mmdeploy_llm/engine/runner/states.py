@@ -11,9 +11,43 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate_states
-from mmdeploy_llm.layers.states.places import Places
 from mmdeploy_llm.layers.transfer import to_device_together
 from mmdeploy_llm.values.plan import ScheduledTokens
+
+ZERO_ROW, PADDING_ROW = 0, 1  # rows that stay at their places, see engine.schedule.states
+
+
+class Places:
+    """The place of each row's matrix, of as many places as rows. The runner is its only user."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, PADDING_ROW, -1))  # a stack: low ones first
+        self._place_of = {ZERO_ROW: ZERO_ROW, PADDING_ROW: PADDING_ROW}
+        self._num_users = [0] * num_rows  # rows at a place
+        self._is_own = [False] * num_rows  # whether only the next step of a sequence reads a row
+
+    def move(self, read: int, write: int, num_tokens: int) -> tuple[int, int]:
+        """Returns where a step of a sequence finds its matrix and where it writes the next. What
+        row `write` had before is forgotten. May be called again for a step that failed."""
+        source = self._place_of.get(read, ZERO_ROW)
+        if write == PADDING_ROW:
+            return source, PADDING_ROW
+        self._leave(write)
+        is_in_place = num_tokens == 1 and self._is_own[read]
+        target = source if is_in_place else self._free.pop()
+        self._place_of[write] = target
+        self._num_users[target] += 1
+        self._is_own[write] = num_tokens == 1
+        return source, target
+
+    def _leave(self, row: int) -> None:
+        place = self._place_of.pop(row, None)
+        if place is None:
+            return
+        self._num_users[place] -= 1
+        if not self._num_users[place]:
+            self._free.append(place)
+
 
 PADDING = (0, 1)  # a row of padding reads the zeros and writes a row that nobody reads
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from operator import attrgetter
 from mmdeploy_llm.request import Request, RequestStatus
 from mmdeploy_llm.values.outputs.metrics import EngineStats
 from mmdeploy_llm.values.outputs.request_output import FinishReason
-from mmdeploy_llm.values.plan import ScheduledTokens
+from mmdeploy_llm.values.plan import ScheduledTokens, StepPlan
 
 from .adapters import AdapterBudget
 from .blocks import BlockPool
@@ -20,8 +21,49 @@ from .limits import SchedulerConfig
 from .prefix import PrefixKeys
 from .state import RequestState
 from .states import StateRows
-from .waiting import WaitingQueue
 from .windows import WindowBlocks
+
+
+class WaitingQueue:
+    """A priority queue sorted by `RequestState.order`; every operation is O(log n).
+
+    A preempted request keeps its order and so returns before all of its priority that arrived
+    later. The scheduler is the only writer.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, float, int], RequestState]] = []
+        self._members: dict[int, RequestState] = {}  # by number; the heap also holds removed ones
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def push(self, state: RequestState) -> None:
+        """Adds a request that is not in the queue."""
+        self._members[state.number] = state
+        heapq.heappush(self._heap, (state.order, state))
+
+    def peek(self) -> RequestState | None:
+        """Returns the next request, or None when the queue is empty."""
+        while self._heap and self._heap[0][1].number not in self._members:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> RequestState:
+        """Removes and returns the next request."""
+        state = self.peek()
+        assert state is not None, "the queue is empty"
+        heapq.heappop(self._heap)
+        return self._members.pop(state.number)
+
+    def remove(self, state: RequestState) -> None:
+        """Removes a waiting request from any position."""
+        del self._members[state.number]
+
+    def states(self) -> list[RequestState]:
+        """Returns all waiting requests, in no particular order."""
+        return list(self._members.values())
+
 
 by_order = attrgetter("order")
 Ids = tuple[int, ...]
@@ -263,3 +305,29 @@ class Lifecycle:
             assert request.status is RequestStatus.WAITING
             assert not request.block_ids
             assert request.num_computed_tokens == 0
+
+
+def following(
+    plan: StepPlan, requests: Lifecycle, block_size: int
+) -> tuple[ScheduledTokens, ...] | None:
+    """Schedules the next token of each request of `plan`, in the same order, and allocates the
+    blocks. Returns None where one of them does not decode on, another one is running, or blocks are
+    missing."""
+    states = [requests.states.get(item.request_id) for item in plan.scheduled]
+    running = [state for state in states if state is not None and state.can_go_on(1)]
+    is_whole = all(item.samples for item in plan.scheduled)
+    if not is_whole or not running or len(running) < max(len(states), len(requests.running)):
+        return None
+    starts = [item.start + item.num_tokens for item in plan.scheduled]
+    full = [len(state.request.block_ids) * block_size for state in running]
+    is_full = [start == end for start, end in zip(starts, full, strict=True)]
+    if not requests.pool.can_allocate(sum(is_full)):
+        return None
+    if requests.rows is not None and requests.rows.num_free < len(running):
+        return None
+    scheduled = []
+    for state, start, needs_block in zip(running, starts, is_full, strict=True):
+        new_block_ids = tuple(requests.pool.allocate(1)) if needs_block else ()
+        state.request.block_ids.extend(new_block_ids)
+        scheduled.append(requests.schedule(state, start, start + 1, new_block_ids))
+    return tuple(scheduled)

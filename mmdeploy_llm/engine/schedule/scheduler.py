@@ -19,10 +19,8 @@ from mmdeploy_llm.values.plan import (
 )
 
 from .admission import matched_blocks, may_grow, num_reserved_blocks, startable
-from .borders import tokens_to_border
-from .chunks import Chunk, next_chunk
-from .following import following
-from .lifecycle import Lifecycle
+from .chunks import Chunk, next_chunk, tokens_to_border
+from .lifecycle import Lifecycle, following
 from .limits import SchedulerConfig, lateness, overgrowth, refusal
 from .speculation import Speculation
 from .state import RequestState

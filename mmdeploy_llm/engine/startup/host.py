@@ -12,8 +12,7 @@ import torch
 
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.kernels.cpu import ComputeThreads
-from mmdeploy_llm.system.portable.freed_memory import keep_freed_memory
-from mmdeploy_llm.system.portable.libraries import c_library
+from mmdeploy_llm.system.portable.libraries import c_library, keep_freed_memory
 from mmdeploy_llm.system.processes import finalize_here
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 

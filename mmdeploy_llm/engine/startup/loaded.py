@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmdeploy_llm.engine.runner.encoder_memory import encoder_tokens
+from mmdeploy_llm.engine.runner.encoder_cache import encoder_tokens
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.kernels.cpu import ComputeThreads
+from mmdeploy_llm.layers.adapters.attached.attach import Blueprint
+from mmdeploy_llm.layers.adapters.attached.table import AdapterTable
 from mmdeploy_llm.layers.install import install_kernels, packer
 from mmdeploy_llm.layers.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.layers.pooling.heads import add_dense, fit_head
@@ -296,3 +298,30 @@ def shard(files: ModelFiles, ranks: Ranks) -> Split:
     """Returns a function that reduces a whole model on the meta device to one rank's shard."""
     plan = partial(tp_plan, own=files.spec.tp_plan)
     return shares_of(plan, ranks, files.checkpoint.architecture)
+
+
+def new_table(files: ModelFiles, runtime: RuntimeConfig) -> AdapterTable:
+    """Returns a table with the adapters of the options. Raises ConfigError and CheckpointError."""
+    config = runtime.options
+    size = config.tensor_parallel_size
+    ranks = FirstRank(size) if size > 1 else None
+    table = AdapterTable(
+        partial(blueprint_of, files, runtime, ranks),
+        max_rank=config.max_adapter_rank,
+        max_bytes=config.adapter_memory,
+        is_deterministic=config.deterministic,
+    )
+    for name, source in config.adapters.items():
+        table.load(name, source)
+    return table
+
+
+def blueprint_of(files: ModelFiles, runtime: RuntimeConfig, ranks: Ranks | None) -> Blueprint:
+    """Returns the blueprint of a model that one process holds, or one of several ranks."""
+
+    def build() -> Any:
+        with torch.device("meta"), bounded_building():
+            return new_model(files, files.checkpoint.config)
+
+    shares = {} if ranks is None else shard(files, ranks)(build())
+    return Blueprint(build(), shares, getattr(torch, runtime.dtype))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from mmdeploy_llm.engine.delivery.delivery import Delivery
 from mmdeploy_llm.engine.engine import Engine
 from mmdeploy_llm.engine.intake.intake import Intake
@@ -22,19 +24,24 @@ from mmdeploy_llm.hooks import (
     ToolParser,
     ToolParserSpec,
 )
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.layers.adapters.attached.table import AdapterTable
 from mmdeploy_llm.layers.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.media.loading.added_tokens import with_placeholders
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.media.loading.reader import media_limits
+from mmdeploy_llm.values.closing import closed_on_error
+from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.plan import NUM_FIXED
+from mmdeploy_llm.weights.folder import PROMPT_FILES
 
-from .chat_media import expander_of
+from .cards import CudaSetup
 from .computer import Computer
 from .machine import Machine
-from .media import box_rule_of
-from .model_files import ModelFiles
+from .media import box_rule_of, build_media, expander_of
+from .model_files import ModelFiles, read_model_files
+from .options import final_options
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
 
@@ -206,3 +213,28 @@ def _engine_info(files: ModelFiles, executor: ExecutorInfo) -> EngineInfo:
         max_num_seqs=runtime.max_num_seqs,
         max_model_len=runtime.max_model_len,
     )
+
+
+# Options of computing, which no token depends on, as an engine for counting has them.
+NOT_COMPUTING = {
+    "attention_backend": "auto",
+    "device": "cpu",
+    "dtype": "float32",
+    "guided_decoding_backend": "off",
+    "kv_cache_dtype": "auto",
+}
+
+
+def open_intake(config: EngineConfig) -> Intake:
+    """Returns an intake that prepares prompts as the engine with these options would, from the
+    configuration, the tokenizer and the processors alone. Compiles nothing and reads no weights;
+    of a model on the hub it fetches none. Raises what `read_model_files` raises."""
+    config = config.model_copy(update=NOT_COMPUTING)
+    files = read_model_files(config, PROMPT_FILES)
+    nothing = CudaSetup(torch=torch.__version__)
+    machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=TORCH)
+    runtime = final_options(config, files, machine)
+    with closed_on_error() as opened:
+        media = build_media(files, config)
+        opened.callback(media.close)
+        return build_intake(files, runtime, media)

@@ -22,8 +22,7 @@ from mmdeploy_llm.layers.attention.packed import PackedAttention
 from mmdeploy_llm.layers.attention.windows import WindowAttention
 from mmdeploy_llm.layers.pooling.abilities import abilities_of, is_bidirectional
 
-from .adapters import blueprint_of
-from .loaded import LoadedModel
+from .loaded import LoadedModel, blueprint_of
 from .options import attention_host, attention_needs
 from .warm_up import warm_up
 

@@ -16,8 +16,8 @@ from mmdeploy_llm.layers.pooling.abilities import has_whole_prompts, is_bidirect
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.plan import NUM_FIXED
-from mmdeploy_llm.weights.dtypes import dtype_of
 from mmdeploy_llm.weights.kept import CodedHolder
+from mmdeploy_llm.weights.load import dtype_of
 
 from .cards import check_memory
 

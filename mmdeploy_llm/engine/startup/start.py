@@ -12,14 +12,14 @@ from dataclasses import replace
 from mmdeploy_llm.engine.runner.executor import ExecutorInfo
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.layers.attention.out_of_memory import is_out_of_memory
+from mmdeploy_llm.values.closing import closed_on_error
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
-from mmdeploy_llm.values.text.closing import closed_on_error
 from mmdeploy_llm.weights.folder import naming
 
-from .adapters import new_table
 from .computer import Computer, build_computer, build_ranks
 from .host import Host
+from .loaded import new_table
 from .machine import Machine, read_machine
 from .media import build_media
 from .model_files import ModelFiles, read_model_files

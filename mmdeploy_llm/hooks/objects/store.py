@@ -1,12 +1,14 @@
-"""OutputSinkSpec: a further format of the outputs of batches; RecordStore, which reads and writes
-it."""
+"""OutputSinkSpec, CorpusFormatSpec: further formats of outputs, and of files whose rows a batch
+reads; what their classes get and do."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
+
+from mmdeploy_llm.values.first_bytes import FirstBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +66,42 @@ class RecordStore(ABC):
     def finish(self) -> None:  # noqa: B027 - optional to override
         """Called at the end of a run, after its last record: complete the output, and have it
         written to the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFormatSpec:
+    """A format of files with rows, which a batch reads like a JSONL or Parquet file.
+
+    name: in lists and messages.
+    suffixes: what names of its files end in, in small letters, such as ".warc" or ".warc.gz".
+    reader: "module:function", called as function(file) with a CorpusFile, in a process of its own
+        that can die. It yields, for each row, a mapping of the columns' names to their values, or a
+        DamagedRow; the same rows in the same order each time. Values are None, bool, int, float,
+        texts, bytes, dates, times, Decimal, and lists and mappings of these.
+    first_bytes: what its files begin with, as in MediaProcessorSpec. A named file is recognised by
+        them where nobody knows its suffix.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    reader: str
+    first_bytes: tuple[FirstBytes, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFile:
+    """A file that a reader reads. path: a local path or a URL. max_bytes: of one value; a row with
+    a larger one becomes an error. open: returns a new file object with its bytes, with seek; of a
+    name that ends in .gz or .zst they are unpacked."""
+
+    path: str
+    max_bytes: int
+    open: Callable[[], BinaryIO]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedRow:
+    """Stands for a row that cannot be read. message: says why."""
+
+    message: str

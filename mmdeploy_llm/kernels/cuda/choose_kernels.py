@@ -282,7 +282,7 @@ def _mix(value):
 
 @triton.jit
 def _target(ints, mass):
-    """Returns floor(uniform * mass), with the uniform of engine/runner/sampling/uniform.py."""
+    """Returns floor(uniform * mass), with the uniform of engine/runner/sampling/draw.py."""
     seed = tl.load(ints + SEED).to(tl.uint64, bitcast=True)
     position = tl.load(ints + NUM_OUTPUTS).to(tl.uint64, bitcast=True)
     # uniform = bits / 2^64, with 53 random bits; umulhi gives floor(bits * mass / 2^64).

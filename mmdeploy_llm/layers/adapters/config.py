@@ -12,8 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.system.guarding.adapter_files import CONFIG
-from mmdeploy_llm.system.guarding.folder_files import fault, read_object, shown, validated
+from mmdeploy_llm.system.guarding.folder_files import (
+    ADAPTER_CONFIG,
+    fault,
+    read_object,
+    shown,
+    validated,
+)
 
 from .patterns import PLAIN, matches
 
@@ -109,7 +114,9 @@ class LoraConfig(BaseModel):
         )
         for name in names:
             if not PLAIN.fullmatch(name):
-                raise fault(CONFIG, "layers_pattern", f"is {shown(name)}", "names such as layers")
+                raise fault(
+                    ADAPTER_CONFIG, "layers_pattern", f"is {shown(name)}", "names such as layers"
+                )
         # The first number is the layer's, a later one perhaps an expert's.
         number = r"\.(\d{1,9})\."  # Python reads no number of thousands of digits
         forms = [rf"(?:^|.*?\.){name}{number}" for name in names] or [rf".*?\.[^.]*{number}"]
@@ -121,18 +128,22 @@ class LoraConfig(BaseModel):
 def read_config(folder: Path) -> LoraConfig:
     """Returns the config of the adapter in `folder`. Raises CheckpointError for one that cannot be
     served."""
-    values: dict[str, Any] = read_object(folder / CONFIG)
+    values: dict[str, Any] = read_object(folder / ADAPTER_CONFIG)
     if not values:
-        raise CheckpointError(f"{folder} has no {CONFIG}: it is not the folder of a PEFT adapter")
+        raise CheckpointError(
+            f"{folder} has no {ADAPTER_CONFIG}: it is not the folder of a PEFT adapter"
+        )
     kind = values.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(
-            f"peft_type in {CONFIG} is {shown(kind)}; only LORA is served. Merge the adapter into "
-            "its model with PEFT"
+            f"peft_type in {ADAPTER_CONFIG} is {shown(kind)}; only LORA is served. Merge the "
+            "adapter into its model with PEFT"
         )
     for key, meaning in REFUSED.items():
         if values.get(key) not in (None, False, [], {}):
-            raise CheckpointError(f"{key} in {CONFIG} says that this is {meaning}: not served")
+            raise CheckpointError(
+                f"{key} in {ADAPTER_CONFIG} says that this is {meaning}: not served"
+            )
     unknown = [
         key
         for key, value in values.items()
@@ -141,9 +152,11 @@ def read_config(folder: Path) -> LoraConfig:
         and value not in (None, False, [], {})
     ]
     if unknown:
-        raise fault(CONFIG, unknown[0], f"is {shown(values[unknown[0]])}", "keys of PEFT 0.21")
+        raise fault(
+            ADAPTER_CONFIG, unknown[0], f"is {shown(values[unknown[0]])}", "keys of PEFT 0.21"
+        )
     given = {key: value for key, value in values.items() if value is not None}
-    config = validated(LoraConfig, CONFIG, given)
+    config = validated(LoraConfig, ADAPTER_CONFIG, given)
     _check_init(config.init_lora_weights)
     return config
 
@@ -152,12 +165,14 @@ def _check_init(init: bool | str) -> None:
     name = str(init).lower()
     if name.startswith(CHANGING_INITS):
         raise CheckpointError(
-            f"init_lora_weights in {CONFIG} is {shown(init)}, which changed the weights of the "
-            "model too. Save the adapter with path_initial_model_for_weight_conversion, which "
+            f"init_lora_weights in {ADAPTER_CONFIG} is {shown(init)}, which changed the weights of "
+            "the model too. Save the adapter with path_initial_model_for_weight_conversion, which "
             "makes a plain LoRA of it"
         )
     if not isinstance(init, bool) and name not in PLAIN_INITS:
-        raise fault(CONFIG, "init_lora_weights", f"is {shown(init)}", ", ".join(PLAIN_INITS))
+        raise fault(
+            ADAPTER_CONFIG, "init_lora_weights", f"is {shown(init)}", ", ".join(PLAIN_INITS)
+        )
 
 
 def _by_pattern(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.system.guarding.adapter_files import CONFIG, check_adapter
-from mmdeploy_llm.system.guarding.folder_files import check_regular
+from mmdeploy_llm.system.guarding.folder_files import ADAPTER_CONFIG, check_adapter, check_regular
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import PICKLE_SUFFIXES
 from mmdeploy_llm.weights.tensor_file import Entry
@@ -70,8 +69,8 @@ def check_others(folder: Path) -> None:
 
 def check_files(folder: Path) -> None:
     """Raises CheckpointError unless `folder` has the files of an adapter."""
-    check_adapter(folder, (CONFIG, WEIGHTS))
-    for name in (CONFIG, WEIGHTS):
+    check_adapter(folder, (ADAPTER_CONFIG, WEIGHTS))
+    for name in (ADAPTER_CONFIG, WEIGHTS):
         check_inside(folder, folder / name)
         check_regular(folder / name)
 
@@ -131,7 +130,7 @@ def _read(
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for name in (CONFIG, WEIGHTS):
+    for name in (ADAPTER_CONFIG, WEIGHTS):
         with (folder / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

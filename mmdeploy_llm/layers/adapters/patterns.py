@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mmdeploy_llm.errors import CheckpointError, WorkerDiedError
 from mmdeploy_llm.system.portable.limits import set_limit
@@ -66,3 +66,27 @@ def serve(channel: Channel) -> None:
     except (re.error, RecursionError, MemoryError, OverflowError) as error:
         answer = str(error)[:200] or type(error).__name__
     channel.connection.send_bytes(json.dumps(answer).encode())
+
+
+# The language model of a model with media lies below it or beside it, as its towers do.
+RENAMES = (
+    ("model.language_model.", "model."),
+    ("model.language_model.", "language_model.model."),
+    ("language_model.model.", "model.language_model."),
+    ("model.language_model.", "language_model."),
+    ("model.", "model.language_model."),
+    ("model.visual.", "visual."),
+    ("model.vision_tower.", "vision_tower."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", ""),
+    ("", "model."),
+)
+
+
+def names_of(key: str) -> Iterator[str]:
+    """Yields a key, then those that other versions have for the same tensor."""
+    yield key
+    for old, new in RENAMES:
+        if key.startswith(old):
+            yield new + key.removeprefix(old)

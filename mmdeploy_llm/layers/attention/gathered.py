@@ -3,12 +3,14 @@ Shapes are those of reference.py."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.forward import Alibi
+from mmdeploy_llm.hooks.objects.attention import BatchLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +57,41 @@ class Calls:
 
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
+
+
+class Slots:
+    """Finds where the last tokens of sequences are, once in a step for each choice of sequences."""
+
+    def __init__(self, layout: BatchLayout, block_size: int) -> None:
+        self._layout, self._block_size = layout, block_size
+        self._found: dict[tuple[int | None, ...], Tensor] = {}
+
+    def of(self, sequences: Sequence[int], num_kept: int | None) -> Tensor:
+        """Returns the slots [B, L] of the last tokens of sequences that get one token each, that
+        one included, of all or of num_kept before it. Shorter ones begin with the slot of the new
+        token, which holds finite values."""
+        key = (*sequences, num_kept)
+        if key not in self._found:
+            self._found[key] = _slots_of(self._layout, self._block_size, sequences, num_kept)
+        return self._found[key]
+
+
+def _slots_of(
+    layout: BatchLayout, block_size: int, sequences: Sequence[int], num_kept: int | None
+) -> Tensor:
+    device = layout.slots.device
+    lens = torch.tensor([layout.context_lens[number] for number in sequences], device=device)
+    counts = lens if num_kept is None else lens.clamp(max=num_kept + 1)
+    places = torch.arange(int(counts.max()), device=device) - counts.max() + lens[:, None]
+    places = torch.where(places < (lens - counts)[:, None], lens[:, None] - 1, places)
+    blocks = layout.block_tables[list(sequences)].long().gather(1, places // block_size)
+    return blocks * block_size + places % block_size
+
+
+def stored(new: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
+    """Writes keys or values [B, K, D] to the last of their slots [B, L] of a cache [N, P, K, D].
+    Returns what all of these slots hold, [B, L, K, D], in the dtype of `new`."""
+    rows = cache.flatten(0, 1)
+    rows.index_copy_(0, slots[:, -1], new.to(cache.dtype))
+    kept = rows.index_select(0, slots.flatten()).to(new.dtype)
+    return kept.view(*slots.shape, *kept.shape[1:])

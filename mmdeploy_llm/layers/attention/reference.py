@@ -22,10 +22,9 @@ from mmdeploy_llm.hooks.objects.attention import (
     without_spans,
 )
 
-from .gathered import Calls, Chunk, DecodeGroup
+from .gathered import Calls, Chunk, DecodeGroup, Slots, stored
 from .int4 import Int4Context
 from .scores import Scores
-from .side_by_side import Slots, stored
 from .writing import write_plain
 
 # Decode sequences share a group until padding would make their gathered context this many times

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 from mmdeploy_llm.hooks.objects.boxes import BoxRule
 
@@ -149,3 +150,17 @@ def _unquoted(text: str) -> str:
     except ValueError:  # a line break, an escape that is none
         found = text
     return str(found)[:MAX_LABEL]
+
+
+@runtime_checkable
+class ShowsSize(Protocol):
+    """A processor that says at which (width, height) the model sees a picture."""
+
+    def shown_size(self, item: Any, options: Mapping[str, Any]) -> Size:
+        """Returns it for what `count_tokens` accepts."""
+
+
+def sizes_of(processor: object, known: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `size` and `shown` of a MediaInput. known: what a processor counts tokens of."""
+    shown = processor.shown_size(known, options) if isinstance(processor, ShowsSize) else None
+    return {"size": getattr(known, "size", None), "shown": shown}

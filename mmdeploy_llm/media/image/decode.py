@@ -6,8 +6,10 @@ An opened Pillow image is read at its current frame. Files are decoded in files.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
@@ -15,7 +17,6 @@ from mmdeploy_llm.media.isolation import Workers
 from mmdeploy_llm.values.first_bytes import HEAD
 
 from .arrays import array_size, array_to_rgb
-from .drawing import Drawing
 from .files import (
     FORMATS,
     DecodedImage,
@@ -33,7 +34,24 @@ from .isolated import decode_apart, peek_apart
 from .modes import to_rgb
 from .orientation import live_orientation, upright
 
-__all__ = ["FORMATS", "DecodedImage", "ImageDecoder", "ImageHeader", "decode_image"]
+__all__ = ["FORMATS", "DecodedImage", "Drawing", "ImageDecoder", "ImageHeader", "decode_image"]
+
+
+class Drawing(ABC):
+    """A picture that is drawn at the size that is wanted: nothing is drawn large to be shrunk.
+
+    size: (width, height) at which it is drawn where no size is wanted; an image of the model has
+        the shape of this. digest: of its content, equal for equal content alone.
+    """
+
+    size: tuple[int, int]
+    digest: str
+
+    @abstractmethod
+    def draw(self, size: tuple[int, int], limits: MediaLimits) -> np.ndarray:
+        """Returns the whole picture at (width, height), uint8 [height, width, 3]. Raises
+        MediaError."""
+
 
 NUM_LOCKS = 64
 

@@ -19,7 +19,7 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef, MediaSplitter
 from mmdeploy_llm.hooks.names import error_text, with_file
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.media.boxes.pictures import sizes_of
+from mmdeploy_llm.media.boxes.reading import sizes_of
 from mmdeploy_llm.media.budgets.choice import Budgets
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.system.guarding.calls import CallGuard

@@ -1,7 +1,6 @@
 """Turns RGB images into arrays, patches and tiles. Processors import these names from
 mmdeploy_llm.media."""
 
-from .arrays import to_array
 from .draft import resize_draft
 from .patches import (
     CLIP_MEAN,
@@ -11,6 +10,7 @@ from .patches import (
     normalise,
     patchify,
     resize,
+    to_array,
 )
 from .tiles import tile_grid, tiles
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .arrays import to_array
+from .patches import to_array
 
 # The operators that torch.nn.functional.interpolate(..., antialias=True) calls.
 TORCH_FILTERS = MappingProxyType(

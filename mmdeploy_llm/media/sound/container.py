@@ -19,11 +19,10 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
-from mmdeploy_llm.media.sound.headers.lengths import stated_seconds
-from mmdeploy_llm.media.sound.headers.parts import parts_of
+from mmdeploy_llm.media.sound.headers.lengths import parts_of, stated_seconds
 from mmdeploy_llm.media.sound.headers.tally import Tally
 
-from .limits import MAX_CHANNELS, check_values, no_samples, too_long
+from .arrays import MAX_CHANNELS, check_values, no_samples, too_long
 from .options import RATES
 from .resampling import Resampler
 

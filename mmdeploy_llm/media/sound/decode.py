@@ -13,8 +13,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.isolation import Workers
 
 from . import files
-from .arrays import Array, as_array
-from .limits import no_samples, too_long
+from .arrays import Array, as_array, no_samples, too_long
 from .options import SoundOptions, sound_options
 
 OVERALL = "max_video_seconds allows"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.system.portable import files, locks
+from mmdeploy_llm.system.portable import files
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def lock(file: IO[bytes] | FileIO, path: str | Path, writer: str = "") -> None:
     """Locks a file of an output against other runs. Raises ConfigError when one has it. writer: who
     that is, if it is known."""
     try:
-        locks.lock(file)
+        files.lock(file)
     except BlockingIOError:
         who = f" ({writer})" if writer else ""
         raise ConfigError(

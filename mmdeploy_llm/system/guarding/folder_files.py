@@ -7,11 +7,11 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.text.display import error_text
 
@@ -225,3 +225,28 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def check_adapter(folder: Path, names: Iterable[str] = (ADAPTER_CONFIG,)) -> None:
+    """Raises CheckpointError unless `folder` has these files of an adapter."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name}: it is not the folder of a PEFT adapter")
+
+
+def check_new_folder(output: Path, *, overwrite: bool) -> None:
+    """Raises ConfigError for a folder that cannot be written to; overwrite: whether a model's
+    folder is replaced."""
+    if not os.path.lexists(output):
+        return
+    if output.is_symlink():
+        raise ConfigError(f"{output} is a link; give the folder that it leads to")
+    if not output.is_dir():
+        raise ConfigError(f"{output} is a file or a device; give the name of a new folder")
+    if not overwrite:
+        raise ConfigError(f"{output} exists; give another folder, or overwrite to replace it")
+    if any(output.iterdir()) and not (output / "config.json").exists():
+        raise ConfigError(f"{output} has no config.json: only the folder of a model is replaced")

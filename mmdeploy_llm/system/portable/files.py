@@ -1,4 +1,4 @@
-"""Opening, reading and syncing files by their descriptors."""
+"""Opening, reading, syncing and locking files by their descriptors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 from pathlib import Path
+from typing import IO
 
 # 0 where a system has no such flag. Without BINARY, Windows changes the ends of lines.
 BINARY = getattr(os, "O_BINARY", 0)
@@ -168,3 +169,33 @@ def _path_on_windows(fd: int) -> Path | None:
     handle = msvcrt.get_osfhandle(fd)  # type: ignore[attr-defined,unused-ignore]
     size = ask(handle, found, len(found), 0)
     return Path(found.value.removeprefix("\\\\?\\")) if 0 < size < len(found) else None
+
+
+PLACE = 2**40  # the byte that Windows locks, past the end of any file, which others may so read
+
+
+def lock(file: IO[bytes]) -> None:
+    """Locks a file until it is closed, without waiting. Raises BlockingIOError when another process
+    has locked it, and OSError where its file system has no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        _lock_byte(file)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _lock_byte(file: IO[bytes]) -> None:
+    """Locks a byte, as Windows does."""
+    try:
+        import msvcrt
+    except ImportError:
+        raise OSError(errno.ENOLCK, "this system has no locks of files") from None
+    before = file.tell()
+    file.seek(PLACE)
+    try:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError as error:
+        raise BlockingIOError(error.errno, error.strerror) from None
+    finally:
+        file.seek(before)

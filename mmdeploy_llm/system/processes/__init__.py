@@ -7,9 +7,10 @@
 Nothing here imports torch: a child that needs none starts without it.
 """
 
+from mmdeploy_llm.system.portable.signals import interrupt_thread, interrupted_later
+
 from .forks import Home, finalize_here
 from .garbage import without_collections
-from .interrupts import interrupt_thread, interrupted_later
 from .process import Channel, Worker, close_all
 from .wire import Message
 

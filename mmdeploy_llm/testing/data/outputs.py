@@ -135,13 +135,14 @@ def lines_of(texts: Sequence[str]) -> list[str]:
             id=f"i{number}",
             line=number + 1,
             text=text,
-            error=ItemError(code=400, message=text[:90]) if number % 2 else None,
-            error_msg=text[:90] if number % 2 else None,
-            error_code=400 if number % 2 else 200,
-            error_class="MediaError" if number % 2 else None,
+            error=_error(text[:90]) if number % 2 else None,
         ).to_json()
         for number, text in enumerate(texts)
     ]
+
+
+def _error(message: str) -> ItemError:
+    return ItemError(code=400, kind="MediaError", message=message)
 
 
 def records_come_back_exactly(subject: OutputSubject) -> None:

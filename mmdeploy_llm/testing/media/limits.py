@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
-from mmdeploy_llm.testing.plugins.memory import Peak
+from mmdeploy_llm.testing.plugins.bounded import Peak
 
 from .keys import difference
 from .subject import ProcessorSubject

@@ -20,8 +20,7 @@ from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.system.portable.files import make_fifo
 from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
 
-from .bounded import bounded
-from .memory import Peak
+from .bounded import Peak, bounded
 from .web import BODY, Web
 
 CONTENT = bytes(range(256)) * 8

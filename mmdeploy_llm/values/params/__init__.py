@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from .classes import as_format
-from .early_stop import EarlyStopParams, read_early_stop
 from .frozen import FrozenParams, check_plain
-from .guided import GuidedDecodingParams, StructuredOutputsParams, read_response_format
-from .no_repeat import NoRepeatNGramParams
-from .value_types import Format, Processors, Sequences, TokenId, TokenIds, Words
+from .inner import (
+    EarlyStopParams,
+    GuidedDecodingParams,
+    NoRepeatNGramParams,
+    StructuredOutputsParams,
+    read_early_stop,
+    read_response_format,
+)
+from .value_types import Format, Processors, Sequences, TokenId, TokenIds, Words, as_format
 
 if TYPE_CHECKING:
     from .option_dicts import SamplingOptions

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    from .early_stop import EarlyStopParams
-    from .guided import GuidedDecodingParams
-    from .no_repeat import NoRepeatNGramParams
+    from .inner import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
 
 
 class EngineOptions(TypedDict, total=False):

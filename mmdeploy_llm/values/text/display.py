@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Sequence
 
 MAX_SHOWN = 200  # characters
 MAX_ERROR_LENGTH = 2000  # characters; an exception can carry a whole file
@@ -67,3 +68,9 @@ def system_words(error: OSError) -> str:
     if names and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{words}; change the rights of the file or of its folder, or name another place"
     return words
+
+
+def listed(names: Sequence[str], word: str = "or") -> str:
+    """Returns names in words: "image, video or audio"."""
+    *others, last = names or ("",)
+    return f"{', '.join(others)} {word} {last}" if others else last

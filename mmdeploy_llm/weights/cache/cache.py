@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.cpu import BuildError, LargePages
 from mmdeploy_llm.kernels.packed_pairs import PackedPairs
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.system.processes import finalize_here
-from mmdeploy_llm.weights.load import Split
-from mmdeploy_llm.weights.restored import restored_model
+from mmdeploy_llm.weights.load import Split, init_buffers, on_meta
 
 from . import folder
 from .file import planned_size, read, stays_in_file, write
@@ -243,3 +243,25 @@ def _wait(writer: threading.Thread, stop: threading.Event) -> None:
     writer.join(MAX_WAIT)
     stop.set()
     writer.join(MAX_WAIT)
+
+
+def restored_model(
+    factory: Callable[[Any], Any],
+    checkpoint: Checkpoint,
+    device: torch.device,
+    split: Split | None,
+    restore: Callable[[nn.Module], bool],
+) -> Any:
+    """Builds `factory(checkpoint.config)` as build_model does, with the weights that `restore`
+    gives it; None where that returns False, and where the model cannot be completed without its
+    weights in their own layout. split: see build_model."""
+    model = on_meta(factory, checkpoint)
+    if split is not None:
+        split(model)
+    if not restore(model):
+        return None
+    try:
+        init_buffers(model, device)
+    except ModelNotSupportedError:  # it needs weights that are packed
+        return None
+    return model.eval()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from mmdeploy_llm.kernels.cpu.sealed import check_owner, check_status
-from mmdeploy_llm.system.portable import files, locks
+from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.weights.read_ahead import KEPT_SUFFIX
 
 SUFFIX, UNFINISHED = KEPT_SUFFIX, ".new"
@@ -131,7 +131,7 @@ def _open_new(path: Path) -> IO[bytes] | None:
         fd, name = tempfile.mkstemp(UNFINISHED, f"{path.stem}-", path.parent)
         file = open(name, "r+b", opener=lambda *_, fd=fd: fd)  # noqa: SIM115 - closed by callers
         try:
-            locks.lock(file)
+            files.lock(file)
             if os.path.samestat(os.fstat(fd), os.lstat(name)):
                 return file
         except (BlockingIOError, FileNotFoundError):  # it was taken for one that is left: again
@@ -147,7 +147,7 @@ def _is_written(new: Path) -> bool:
     """Whether a process writes an unfinished file. Removes one that a killed process has left."""
     try:
         with open(files.open_unfollowed(new, os.O_RDWR), "r+b") as file:
-            locks.lock(file)
+            files.lock(file)
             if files.CAN_RENAME_OPEN:
                 new.unlink()
         new.unlink(missing_ok=True)

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.system.guarding.adapter_files import check_adapter
 from mmdeploy_llm.system.guarding.folder_files import (
+    check_adapter,
     check_folder,
     library_error,
     read_object,

@@ -18,8 +18,17 @@ file holds in floats stays as it is; config.json's quantization_config says how 
 from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.weights.tensor_file import Entry, WeightRows
 
-from .bits import float4, power_of_two, unpack_dense, unpack_nibbles, unpack_words
-from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
+from .layer import (
+    GroupedMatrix,
+    PackedNibbles,
+    QuantizedLayer,
+    float4,
+    integer_layout,
+    power_of_two,
+    unpack_dense,
+    unpack_nibbles,
+    unpack_words,
+)
 from .method import FLOATS, Stored, group_columns, refuse
 from .settings import Flag, GroupSize, SchemeSettings, WeightSettings, read_settings
 

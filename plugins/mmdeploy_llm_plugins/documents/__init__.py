@@ -1,20 +1,22 @@
-"""Presets of OCR families for `mmdeploy-llm read`: a small file for each."""
+"""Presets of OCR families for `mmdeploy-llm read`."""
 
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import ReadingPreset, hookimpl
 
-from .deepseek import DEEPSEEK
-from .docling import DOCLING
-from .dots import DOTS
-from .formulanet import FORMULANET
-from .glm import GLM
-from .kosmos import KOSMOS
-from .lighton import LIGHTON
-from .mineru import MINERU
 from .olmocr import OLMOCR
-from .paddle import PADDLE
-from .qianfan import QIANFAN
+from .presets import (
+    DEEPSEEK,
+    DOCLING,
+    DOTS,
+    FORMULANET,
+    GLM,
+    KOSMOS,
+    LIGHTON,
+    MINERU,
+    PADDLE,
+    QIANFAN,
+)
 
 
 @hookimpl

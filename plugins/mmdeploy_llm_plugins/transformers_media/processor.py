@@ -7,6 +7,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from mmdeploy_llm_processors.from_transformers.lending import Lender
 from mmdeploy_llm_processors.from_transformers.levels import BOUNDS, levels_of
 from mmdeploy_llm_processors.from_transformers.loading import described, with_fields
@@ -16,10 +17,9 @@ from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 from mmdeploy_llm_processors.sized.pictures import check_rows, image_size
 from PIL import Image
 
-from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput
 
-from .numbering import place_of_number
 from .processing import (
     image_marker,
     joints,
@@ -29,6 +29,36 @@ from .processing import (
     placeholder_token,
     tokens_around,
 )
+
+SIDE = 64  # pixels of an image to try a processor with
+
+
+def place_of_number(processor: Any) -> int | None:
+    """Returns where an image's number is in its text in a prompt, for processors that number
+    images; None for others. The first image has the number 0."""
+    if getattr(processor, "image_id_start_token", None) is None:
+        return None
+    images = [np.zeros((SIDE, SIDE, 3), dtype=np.uint8)] * 2
+    made = processor(
+        images=images,
+        text=[processor.image_token * len(images)],
+        return_tensors="pt",
+        return_text_replacement_offsets=True,
+        return_mm_token_type_ids=False,
+    )
+    first, second = (found["replacement"] for found in made["text_replacement_offsets"][0])
+    if first == second:
+        return None
+    pairs = zip(first, second, strict=False)
+    place = next(at for at, (own, other) in enumerate(pairs) if own != other)
+    if f"{first[:place]}1{first[place + 1 :]}" != second or first[place] != "0":
+        raise UnsupportedMediaError(
+            f"transformers' {type(processor).__name__} writes the second image of a prompt as "
+            f"{second[:80]!r} and the first as {first[:80]!r}, which is not known here; use a "
+            "plugin made for this model"
+        )
+    return place
+
 
 GRID = "image_grid_thw"
 NEEDS_GRID = (

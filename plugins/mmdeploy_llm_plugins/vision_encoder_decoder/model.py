@@ -20,7 +20,7 @@ from mmdeploy_llm_plugins.encoder_decoder.decoder import (
 )
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
 
-from .cells import num_cells
+from .image import num_cells
 
 OFFSET = 2  # rows of the table before the first position
 HEAD = r"^decoder\.(lm_head|output_projection)\."

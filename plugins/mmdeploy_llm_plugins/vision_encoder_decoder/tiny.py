@@ -12,7 +12,7 @@ from torch import Tensor
 from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.testing.tiny import VOCAB_SIZE, Family, MediaForm, picture_prompt
 
-from .cells import num_cells
+from .image import num_cells
 
 SIDE = 32  # pixels
 TASK = "<s_task>"

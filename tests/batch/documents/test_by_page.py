@@ -107,8 +107,8 @@ def test_every_page_is_an_item_with_its_text(do, folder, caplog):
     assert found["a.pdf#page=2"]["text"] == "2: 2/3 two|known {page} 2"
     assert found["a.pdf#page=2"]["columns"] == {"document": "a.pdf", "page": 2, "pages": 3}
     assert found["a.pdf#page=2"]["media"][0]["pages"] == "2"
-    assert "'scan.page-1.txt' is missing" in found["scan.tiff#page=1"]["error_msg"]
-    assert found["d.pdf"]["error_code"] == 400
+    assert "'scan.page-1.txt' is missing" in found["scan.tiff#page=1"]["error"]["message"]
+    assert found["d.pdf"]["error"]["code"] == 400
     assert summary.run.num_same == 0  # pages of one file are not equal
 
     lines = (folder.parent / "out.jsonl").read_text().splitlines(keepends=True)
@@ -133,8 +133,8 @@ def test_a_whole_document_gives_its_text_up_to_a_limit(do, folder, caplog, monke
     found, _, _ = do(question="{text_layer}")
     assert found["a.pdf"]["text"] == "all: one\n\ntwo\n\nthree"
     assert "scan.tiff" in found
-    assert "the pdf is damaged" in found["d.pdf"]["error_msg"]
-    monkeypatch.setattr("mmdeploy_llm.batch.documents.text_layers.MAX_TEXT", 6)
+    assert "the pdf is damaged" in found["d.pdf"]["error"]["message"]
+    monkeypatch.setattr("mmdeploy_llm.batch.documents.pages.MAX_TEXT", 6)
     caplog.clear()
     found, _, _ = do("overwrite", question="{text_layer}")
     assert found["a.pdf"]["text"] == "all: one\n\nt"

@@ -7,14 +7,13 @@ import pytest
 from PIL import Image
 
 from mmdeploy_llm.batch.documents.documents import Documents
-from mmdeploy_llm.batch.documents.pages import find_pages
+from mmdeploy_llm.batch.documents.pages import TextLayers, find_pages
 from mmdeploy_llm.batch.documents.reading.plan import wanted_of
 from mmdeploy_llm.batch.documents.source import PageSource
-from mmdeploy_llm.batch.documents.text_layers import TextLayers
 from mmdeploy_llm.data.files.chosen_kinds import Wanted
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.options import FindingOptions
-from mmdeploy_llm.data.files.page_ids import document_id
+from mmdeploy_llm.data.files.page_choice import document_id
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Media
 from mmdeploy_llm.data.records.record import Record

@@ -174,14 +174,14 @@ def record(name, num_output=10, **values):
 
 class TestWords:
     def test_outliers_are_named(self):
-        fault = ItemError(code=415, message="not an image")
-        bad = record("d/bad.png", error_code=415, error_msg=fault.message, error=fault)
+        fault = ItemError(code=415, kind="RequestError", message="not an image")
+        bad = record("d/bad.png", error=fault)
         given = [
             record("d/a.png", 70),
             record("d/b.png", num_prompt_tokens=900),
-            record("d/c.png", text=""),
+            record("d/c.png", text="", outcome="empty"),
             bad,
-            *(record(f"d/{n}.png", finish_reason="length") for n in range(5)),
+            *(record(f"d/{n}.png", outcome="truncated") for n in range(5)),
         ]
         assert list(outliers(given)) == [
             "longest prompt: b.png (900 tokens)",
@@ -191,8 +191,8 @@ class TestWords:
             "5 of 9 truncated: 0.png, 1.png, 2.png and 2 more",
         ]
         assert next(outliers([bad])).startswith("1 of 1 failed")
-        other = record("d/long.pdf", error_code=413, error_msg="too many pages")
-        given = [bad, other, record("d/b.png", error_code=415, error_msg=fault.message)]
+        other = replace(fault, code=413, message="too many pages")
+        given = [bad, record("d/long.pdf", error=other), record("d/b.png", error=fault)]
         assert list(outliers(given)) == [
             "3 of 3 failed: bad.png, b.png: not an image; long.pdf: too many pages"
         ]

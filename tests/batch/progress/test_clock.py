@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mmdeploy_llm.batch.order import FEWEST, mixed, sizes_of
+from mmdeploy_llm.batch.file_source import FEWEST, mixed, sizes_of
 from mmdeploy_llm.batch.progress.clock import Clock
 from mmdeploy_llm.batch.sources import open_files
 from mmdeploy_llm.data.records.ids import Selection

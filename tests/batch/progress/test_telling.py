@@ -41,9 +41,7 @@ EVENTS = {
         *("num_done", "num_failed", "outcomes", "num_prompt_tokens", "num_output_tokens", "unit"),
         *("num_left", "items_per_second", "tokens_per_second", "seconds_left"),
     },
-    "item": {
-        *("id", "line", "outcome", "outcome_reason", "error_code", "error_class", "error_msg"),
-    },
+    "item": {"id", "line", "outcome", "outcome_reason", "error"},
     "retried": {"id", "number", "check", "why"},
     "engine_restarted": {"reason", "num_items"},
     "finished": {
@@ -131,8 +129,8 @@ def test_every_event_has_the_documented_values(run):
     assert names == ["started", "loaded", "item", "item", "finished"]
     assert any(event["event"] == "progress" for event in events)
     failed, empty = (event for event in events if event["event"] == "item")
-    assert (failed["id"], failed["outcome"], failed["error_code"]) == ("1", "failed", 400)
-    assert (empty["id"], empty["outcome"], empty["error_code"]) == ("2", "empty", 200)
+    assert (failed["id"], failed["outcome"], failed["error"]["code"]) == ("1", "failed", 400)
+    assert (empty["id"], empty["outcome"], empty["error"]) == ("2", "empty", None)
     last = events[-1]
     assert (last["ending"], last["all"]) == ("done", {"ok": 3, "failed": 1, "empty": 1})
     assert last["run"]["num_done"] == 3

@@ -82,15 +82,8 @@ def good(path="a.png", **values):
 
 
 def failed(path="gone.png", code=400, message="x"):
-    error = ItemError(code=code, message=message)
-    return Record(
-        id=path,
-        path=path,
-        error_code=code,
-        error_class="MediaError",
-        error_msg=message,
-        error=error,
-    )
+    error = ItemError(code=code, kind="MediaError", message=message)
+    return Record(id=path, path=path, error=error)
 
 
 def test_answers_that_are_lists_are_shown_in_their_own_letters(page):
@@ -149,9 +142,8 @@ def test_failures_can_be_chosen_by_kind(page):
 
 
 def test_answers_that_lack_something_can_be_chosen_by_their_outcome(page):
-    cut = good("cut", finish_reason="length", text="a c")
-    html = page(good("empty", text=""), cut, good("loop", finish_reason="repetition"), good("ok"))
-    shown = Page(html)
+    outcomes = ("empty", "truncated", "repetition", "ok")
+    shown = Page(page(*(good(name, outcome=name) for name in outcomes)))
     outcomes = [card["data-outcome"] for card in shown.all("article")]
     assert outcomes == ["empty", "truncated", "repetition", "ok"]
     assert [card["class"] for card in shown.all("article")] == ["card lacking"] * 3 + ["card"]

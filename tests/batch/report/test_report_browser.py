@@ -27,8 +27,8 @@ def page(tmp_path_factory):
     """A page split into several files; every tenth item failed."""
     index, records = RecordIndex(), []
     for number in range(NUM_RECORDS):
-        fault = ItemError(code=413, message="far too large")
-        failed = {"error_code": 413, "error_msg": fault.message, "error": fault}
+        fault = ItemError(code=413, kind="RequestError", message="far too large")
+        failed = {"error": fault}
         record = Record(id=number, text=f"word{number} & <b>", **failed if number % 10 == 9 else {})
         records.append(record)
         index.add(record, number, 0)

@@ -11,11 +11,9 @@ import av
 import numpy as np
 import pytest
 
-from mmdeploy_llm.batch.speech.again import is_poor
 from mmdeploy_llm.batch.speech.joining import Line, joined
 from mmdeploy_llm.batch.speech.plan import plan
-from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish
-from mmdeploy_llm.batch.speech.windows import windows_of
+from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor, windows_of
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Heard, Spoken

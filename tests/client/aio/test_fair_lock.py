@@ -3,7 +3,7 @@
 import threading
 import time
 
-from mmdeploy_llm.client.aio.fair_lock import FairLock
+from mmdeploy_llm.client.aio.pool import FairLock
 
 
 def test_a_busy_thread_does_not_starve_the_others():

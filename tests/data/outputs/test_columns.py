@@ -76,26 +76,6 @@ def test_names_that_are_taken_are_others(tmp_path):
     assert list(merged.records()) == rows
 
 
-def test_a_part_of_version_0_3_is_read_and_continued(tmp_path):
-    from pyarrow import parquet
-
-    path = tmp_path / "out.parquet"
-    written(path, [record(1)])
-    part = path / "part-00000.parquet"
-    table = parquet.read_table(part).drop_columns(["outcome", "media"])
-    old = {"columns": '{"n": 1, "s": "x"}', "media": '[{"kind": "image", "name": "/a.png"}]'}
-    for name, text in old.items():
-        table = table.append_column(name, pyarrow.array([text]))
-    parquet.write_table(table, part)
-    (read,) = MergedOutputs([str(path)]).records()
-    assert read.columns == {"n": 1, "s": "x"}
-    assert read.media[0].name == "/a.png"
-    written(path, [record(2, n=5)], mode="resume")
-    found = table_of(path)
-    assert found["n"].to_pylist() == [1, 5]
-    assert found["media"].to_pylist()[0] == [{"kind": "image", "name": "/a.png"}]
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -117,7 +97,7 @@ def test_every_value_comes_back(tmp_path, values):
         values_of,
     )
 
-    line = {"id": "a", "text": "", "error_code": 200, "error_msg": None, "error": None}
+    line = Record(id="a").to_values()
     later = {"columns": {"exact": 0.25, "l": "text"}, "answers": {"n": "x"}, "boxes": []}
     columns = new_columns()
     columns.add(values)

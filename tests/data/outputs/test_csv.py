@@ -14,9 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 ODD = [
     Record(id="a", line=1, text='two "quoted", lines\nand, a comma', columns={"n": 1, "t": "x,y"}),
     Record(id="b", line=2, text="=HYPERLINK(1)", columns={"n": None, "tags": ["a", "b"]}),
-    Record(
-        id="-c", line=3, error_code=400, error_msg="+no", error=ItemError(code=400, message="+no")
-    ),
+    Record(id="-c", line=3, error=ItemError(code=400, kind="RequestError", message="+no")),
     Record(id="ä 日本", line=4, text="\r\0 a\udcff", columns={"Text": "same name", "n": 2.5}),
 ]
 
@@ -73,7 +71,7 @@ def test_a_formula_in_full_width_is_none(tmp_path, first):
 def test_no_cell_is_a_formula(table):
     rows = rows_of(table)
     assert rows[1]["text"] == "'=HYPERLINK(1)"
-    assert rows[2]["error_msg"] == "'+no"
+    assert rows[2]["error_message"] == "'+no"
     assert rows[3]["text"] == "'\r\ufffd a\ufffd"
     for row in rows:
         assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row.values())

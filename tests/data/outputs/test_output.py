@@ -17,9 +17,7 @@ from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
 
 GOOD = Record(id="good", line=1, text="fine")
-FAILED = Record(
-    id="failed", line=2, error_code=400, error_msg="no", error=ItemError(code=400, message="no")
-)
+FAILED = Record(id="failed", line=2, error=ItemError(code=400, kind="RequestError", message="no"))
 
 
 def place(record):
@@ -138,10 +136,9 @@ def test_a_folder_is_no_target(tmp_path):
 def test_the_index_gives_the_order_of_the_input_and_failures_first_of_too_many():
     index = RecordIndex()
     for line in (4, 2, 1, 3):
-        failed = {"error_code": 413, "error_class": "MediaLimitError"} if line == 3 else {}
-        index.add(
-            Record(line=line, text="a", num_output_tokens=2, **failed), line, offset=line * 10
-        )
+        error = ItemError(code=413, kind="MediaLimitError", message="x") if line == 3 else None
+        own = Record(line=line, text="a", num_output_tokens=2, error=error)
+        index.add(own, line, offset=line * 10)
     assert index.offsets() == [10, 20, 30, 40]
     assert index.offsets(2) == [10, 30]
     assert index.num_output_tokens == 8

@@ -110,7 +110,7 @@ def test_long_and_foreign_names_survive_a_tar_that_is_torn(tmp_path):
 
 def test_an_item_that_is_done_again_has_its_own_key(tmp_path):
     path = tmp_path / "out.tar"
-    error = {"error_code": 400, "error_msg": "x", "error": ItemError(code=400, message="x")}
+    error = {"error": ItemError(code=400, kind="RequestError", message="x")}
     failed = Record(id="0.tar/a", line=1, **error)
     write(path, failed, *records("0.tar/a", "0.tar/b")[1:], part_items=1)
     write(path, *records("0.tar/a"), mode="resume", part_items=1)
@@ -161,7 +161,7 @@ def test_items_that_failed_are_no_samples_of_a_corpus(tmp_path, monkeypatch):
     from mmdeploy_llm.values.params import SamplingParams
 
     monkeypatch.chdir(tmp_path)
-    error = {"error_code": 400, "error_msg": "x", "error": ItemError(code=400, message="x")}
+    error = {"error": ItemError(code=400, kind="RequestError", message="x")}
     write(tmp_path / "out.tar", *records("a"), Record(id="b", line=2, **error))
     source = open_source("out.tar", SamplingParams(), Selection(), question="{text}?")
     assert [item.id for item in source] == ["part-00000.tar/a"]

@@ -9,8 +9,8 @@ import pytest
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.opening.lance_store import LanceStore
 from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.errors import ConfigError
 
 
@@ -20,8 +20,8 @@ def made(number: int, shape: tuple[int, ...] = (4,)) -> Record:
 
 
 def failed(number: int) -> Record:
-    error = ItemError(code=400, message="broken")
-    return Record(id=f"item {number}", line=number, error_code=400, error_msg="broken", error=error)
+    error = ItemError(code=400, kind="RequestError", message="broken")
+    return Record(id=f"item {number}", line=number, error=error)
 
 
 def written(

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.records.vectors import Vector
 
 COLOURS = ("red", "green", "blue", "black")
 NUM_PICTURES = 12
@@ -177,8 +177,8 @@ def test_rows_lines_and_texts_are_embedded(tmp_path: Path) -> None:
         assert found[name]["embedding"]["shape"] == [192]
         assert found[name]["outcome"] == "ok"
     assert "embedding" not in found["two"]
-    assert found["two"]["error_code"] == 400
-    assert "sampling parameters (max_tokens) have no meaning" in found["params"]["error_msg"]
+    assert found["two"]["error"]["code"] == 400
+    assert "sampling parameters (max_tokens) have no meaning" in found["params"]["error"]["message"]
     (tmp_path / "t.csv").write_text("id,title\n1,a red square\n2,a blue circle\n")
     table = ("embed", str(tmp_path / "t.csv"), "--prompt", "{title}")
     run(*table, "-o", str(tmp_path / "t.npy"), "--dimensions", "8")

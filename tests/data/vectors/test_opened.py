@@ -8,9 +8,9 @@ import pytest
 
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.data.records.state import RunState
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.data.vectors.nearest import nearest
 from mmdeploy_llm.data.vectors.opened import Vectors
 from mmdeploy_llm.errors import ConfigError
@@ -27,8 +27,8 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 def record(number: int, vector: np.ndarray | None) -> Record:
     if vector is not None:
         return Record(id=f"i{number}", line=number, outcome="ok", embedding=Vector.of(vector))
-    error = ItemError(code=400, message="broken")
-    return Record(id=f"i{number}", line=number, error_code=400, error_msg="broken", error=error)
+    error = ItemError(code=400, kind="RequestError", message="broken")
+    return Record(id=f"i{number}", line=number, error=error)
 
 
 def write(path: Path, vectors: list[np.ndarray | None], **options: object) -> str:

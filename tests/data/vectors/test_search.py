@@ -13,8 +13,8 @@ from mmdeploy_llm.client.vector_asks import vector_asks
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.configuration import Configuration
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
-from mmdeploy_llm.data.records.vectors import Vector
 from mmdeploy_llm.data.vectors.origin import Origin, origin_of
 from mmdeploy_llm.data.vectors.search import dedupe, number_of, open_vectors, search, vectors_at
 from mmdeploy_llm.errors import ConfigError
@@ -29,8 +29,8 @@ def write(path: Path, rows: dict[str, np.ndarray | None], *configs: Configuratio
             sink.configurations.write(config, (), is_new=False)
         for number, (name, own) in enumerate(rows.items()):
             if own is None:
-                error = ItemError(code=400, message="broken")
-                record = Record(id=name, line=number, error_code=400, error_msg="x", error=error)
+                error = ItemError(code=400, kind="RequestError", message="broken")
+                record = Record(id=name, line=number, error=error)
             else:
                 vector = Vector.of(own.astype("f4"))
                 record = Record(id=name, line=number, outcome="ok", embedding=vector)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.caches import CrossKV
-from mmdeploy_llm.engine.runner import encoder_memory
-from mmdeploy_llm.engine.runner.encoder_memory import encoder_tokens
+from mmdeploy_llm.engine.runner import encoder_cache
+from mmdeploy_llm.engine.runner.encoder_cache import encoder_tokens
 
 SIZE = 2 * 4 * 2 * 8  # values of a token: keys and values of four layers with two heads of eight
 ITEM = 1500 * SIZE * 2  # bytes of an item in bfloat16
@@ -23,7 +23,7 @@ def tokens(free, *, asked=None, longest=1500, cross=True, tokens=100):
         max_num_seqs=8,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_memory, "free_ram", lambda: free)
+        patch.setattr(encoder_cache, "free_ram", lambda: free)
         return encoder_tokens(runtime, model)
 
 

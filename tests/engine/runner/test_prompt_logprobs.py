@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner import prompt_logprobs as module
+from mmdeploy_llm.engine.runner.sampling import logprobs as module
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.plan import NewRequest, ScheduledTokens
 

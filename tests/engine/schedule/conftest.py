@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from mmdeploy_llm.engine.runner.states import Places
 from mmdeploy_llm.engine.schedule.prefix import PrefixKeys
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
-from mmdeploy_llm.layers.states.places import Places
 from mmdeploy_llm.request import MediaInput, MediaSpan, Request
 from mmdeploy_llm.values.outputs.request_output import (
     CompletionOutput,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mmdeploy_llm.engine.schedule.lifecycle import WaitingQueue
 from mmdeploy_llm.engine.schedule.state import RequestState
-from mmdeploy_llm.engine.schedule.waiting import WaitingQueue
 
 
 @pytest.fixture

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner.sampling.draw import draw
-from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
+from mmdeploy_llm.engine.runner.sampling.draw import DrawParams, draw, masses
 from mmdeploy_llm.engine.runner.sampling.largest import first_argmax
-from mmdeploy_llm.engine.runner.sampling.masses import masses
 
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (65, 127, 1000, 1024, 33_000, 151_936)

@@ -5,9 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner.sampling.draw import draw, min_p_cutoff
-from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
-from mmdeploy_llm.engine.runner.sampling.uniform import first_states, uniforms
+from mmdeploy_llm.engine.runner.sampling.draw import (
+    DrawParams,
+    draw,
+    first_states,
+    min_p_cutoff,
+    uniforms,
+)
 
 
 @pytest.fixture(scope="module")

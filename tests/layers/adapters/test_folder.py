@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mmdeploy_llm.engine.startup.adapters import AdapterTable
+from mmdeploy_llm.engine.startup.loaded import AdapterTable
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers.adapters import read_adapter
 

@@ -7,8 +7,7 @@ import mmdeploy_llm_plugins.ernie
 import numpy as np
 import pytest
 import torch
-from mmdeploy_llm_plugins.ernie.stamp import Stamp, time_text
-from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor, Stamp, time_text
 from PIL import Image, ImageDraw, ImageFont
 
 from mmdeploy_llm.errors import CheckpointError

@@ -4,8 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from mmdeploy_llm_plugins.qwen.frames import qwen_frames
-from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
+from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor, qwen_frames
 from mmdeploy_llm_processors.video.options import item_options
 
 from mmdeploy_llm.errors import MediaError

@@ -8,8 +8,7 @@ import pytest
 import transformers
 from mmdeploy_llm_plugins.transformers_any import IMAGES
 from mmdeploy_llm_plugins.transformers_media import processing
-from mmdeploy_llm_plugins.transformers_media.numbering import place_of_number
-from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
+from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor, place_of_number
 from transformers.utils import is_torchvision_available
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, UnsupportedMediaError

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import transformers
 from mmdeploy_llm_plugins import vision_encoder_decoder
-from mmdeploy_llm_plugins.vision_encoder_decoder.cells import num_cells
-from mmdeploy_llm_plugins.vision_encoder_decoder.image import EncoderImages
+from mmdeploy_llm_plugins.vision_encoder_decoder.image import EncoderImages, num_cells
 from mmdeploy_llm_plugins.vision_encoder_decoder.model import decoder_config
 from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
 from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR

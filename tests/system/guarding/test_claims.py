@@ -22,7 +22,7 @@ from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.vectors.table import write_table
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed
-from mmdeploy_llm.system.portable import files, locks
+from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.text.display import system_words
 
 KILLED = """
@@ -72,7 +72,7 @@ def test_locks_that_are_missing_or_in_the_way_are_told(tmp_path, caplog, monkeyp
     def none(file):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(locks, "lock", none)
+    monkeypatch.setattr(files, "lock", none)
     with claimed(tmp_path / "page.html"):
         pass
     assert "cannot be locked (No locks available)" in caplog.text

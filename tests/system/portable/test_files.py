@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdeploy_llm.system.portable import files, folders, limits, locks, machine
+from mmdeploy_llm.system.portable import files, folders, limits, machine
 
 
 @pytest.fixture(params=["own", "others"])
@@ -175,7 +175,7 @@ def test_the_path_of_an_open_file(tmp_path):
 def test_where_files_cannot_be_locked(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="no locks"):
-        locks.lock(file)
+        files.lock(file)
 
 
 def test_a_lock_of_windows_is_of_a_byte_that_no_file_has(tmp_path, monkeypatch):
@@ -192,11 +192,11 @@ def test_a_lock_of_windows_is_of_a_byte_that_no_file_has(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "msvcrt", windows)
     with (tmp_path / "file").open("wb") as file:
         file.write(b"abc")
-        locks.lock(file)
+        files.lock(file)
         assert file.tell() == 3
         with pytest.raises(BlockingIOError):
-            locks.lock(file)
-    assert asked == [(locks.PLACE, 2, 1)] * 2
+            files.lock(file)
+    assert asked == [(files.PLACE, 2, 1)] * 2
 
 
 def test_without_limits(monkeypatch, caplog):

@@ -10,8 +10,7 @@ from mmdeploy_llm.batch.arguments import check_known
 from mmdeploy_llm.batch.options import option_settings
 from mmdeploy_llm.data.files.page_choice import check_drawing
 
-from .choices import check_tables
-from .options import ReadArguments, WishArguments
+from .options import ReadArguments, WishArguments, check_tables
 from .plan import Wish
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mmdeploy_llm.batch.documents.pages import counted
-from mmdeploy_llm.data.files.page_ids import document_id, page_of
+from mmdeploy_llm.data.files.page_choice import document_id, page_of
 from mmdeploy_llm.data.outputs.base import Sink
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.record import Record
@@ -172,10 +172,11 @@ def page_text(record: Record) -> str:
     """Returns the Markdown of a page: its text, and what is wrong with it."""
     own = str(record.id)
     name = "The picture" if own == document_id(own) else f"Page {page_of(own)}"
-    if _is_unopened(record):
-        return f"> **The document cannot be opened:** {record.error_msg}"
-    if not record.is_ok:
-        return f"> **{name} could not be read:** {record.error_msg}"
+    if record.error is not None:
+        what = (
+            "The document cannot be opened" if _is_unopened(record) else f"{name} could not be read"
+        )
+        return f"> **{what}:** {record.error.message}"
     if record.lack is not None:
         note = f"> **{name} is not complete:** {record.lack}"
         return f"{record.text}\n\n{note}" if record.text else note

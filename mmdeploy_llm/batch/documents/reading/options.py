@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from mmdeploy_llm.batch.arguments import RunArguments
 from mmdeploy_llm.data.files.arguments import PAGES, DrawingArguments, FindingArguments
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.options.flags import Flag
 
 
@@ -67,3 +68,17 @@ class WishArguments(DrawingArguments, total=False):
 
 class ReadArguments(WishArguments, FindingArguments, RunArguments, total=False):
     """Arguments of `LLM.read`; see WishArguments, FindingArguments and RunArguments."""
+
+
+CHOICES = {"tables": ("html", "markdown"), "running": ("mark", "keep")}
+
+
+def check_tables(given: Mapping[str, Any], *, is_written: bool) -> None:
+    """Raises ConfigError for unknown choices among what is given, and for one without an effect.
+    is_written: whether Markdown is."""
+    for name, known in CHOICES.items():
+        value = given.get(name)
+        if value is not None and value not in known:
+            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value[:40]!r}")
+    if given.get("running") is not None and not is_written:
+        raise ConfigError("running needs markdown, a folder for it")

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.batch.documents.documents import Documents
-from mmdeploy_llm.batch.documents.pages import find_pages
+from mmdeploy_llm.batch.documents.pages import TextLayers, find_pages
 from mmdeploy_llm.batch.documents.source import PageSource
-from mmdeploy_llm.batch.documents.text_layers import TextLayers
 from mmdeploy_llm.batch.job import plan_source
 from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
 from mmdeploy_llm.data.files.chosen_kinds import Wanted
 from mmdeploy_llm.data.files.files import find_media
-from mmdeploy_llm.data.files.lists import listed
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.outputs.base import Sink
 from mmdeploy_llm.errors import ConfigError
@@ -24,6 +22,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.media.documents.page_ranges import parse_pages
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.text.display import listed
 from mmdeploy_llm.weights.folder import PROMPT_FILES, look_up
 
 from .asking import Asking, check_asking, choose_asking

@@ -6,17 +6,50 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, cast
 
-from mmdeploy_llm.data.outputs.opening.choose import stored_format, tell_who_writes
+from mmdeploy_llm.data.outputs.csv_table import CsvTable
+from mmdeploy_llm.data.outputs.opening.choose import open_sink, stored_format, tell_who_writes
+from mmdeploy_llm.data.outputs.scan import Kept
+from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
 from .boxes import write_coco, write_yolo
 from .export import Export, ExportOptions, ExportSummary
-from .one_file import write_csv
 from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
-from .through_sinks import write_output
+
+
+def write_output(export: Export, form: str) -> None:
+    """Writes the records as an output of a batch."""
+    options = export.options
+    sink = open_sink(export.output, form, part_items=options.part_items, kinds=options.kinds)
+    mode = cast(Literal["new", "overwrite"], export.mode)
+    sink.check(mode)
+    with sink.writer(mode, Kept()) as writer:
+        sink.configurations.adopt([source.configurations for source in export.sources])
+        state = RunState(ending="running", total=None, shard=1, num_shards=1, output=sink.name)
+        state.write(sink.state_file)
+        for item in export.items():
+            writer.write(item.record, item.number, item.item() if item.record.is_ok else None)
+        writer.finish(lambda record: record.line)
+        if export.is_complete:
+            RunState(ending="done", total=None, shard=1, num_shards=1, output=sink.name).write(
+                sink.state_file
+            )
+
+
+def write_csv(export: Export) -> None:
+    """Writes a table in CSV, with a column for each answer and each carried column."""
+    table = CsvTable(lambda: (item.record for item in export.items()))
+    export.write_file(table)
+    if table.num_guarded:
+        export.notes.append(
+            f"{table.num_guarded} cells begin like a formula of a spreadsheet and have an "
+            "apostrophe before them"
+        )
+
 
 OF_SOME = ("part_items", "sidecar", "repeats", "media_root")
 

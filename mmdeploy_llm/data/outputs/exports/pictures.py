@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.data.files.lists import listed
 from mmdeploy_llm.data.outputs.sidecars.places import Spot
 from mmdeploy_llm.data.outputs.sidecars.writer import (
     NO_ANSWER,
@@ -36,6 +35,7 @@ from mmdeploy_llm.data.rows.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.system.guarding.claims import LOCK, claimed
+from mmdeploy_llm.values.text.display import listed
 
 from .export import Export, Exported
 
@@ -55,7 +55,7 @@ def write_imagefolder(export: Export) -> None:
     is_there = out.name == METADATA
     folder = out.parent if is_there else out
     with _new_metadata(export, folder) if is_there else free(export, folder):
-        columns = Columns(fixed=FIXED, fields=_record_fields())
+        columns = Columns(fixed=FIXED, fields=())
         for item in export.items():
             columns.add(_values(item.record))
         _write_metadata(export, folder, columns, is_there=is_there)
@@ -225,10 +225,6 @@ def _values(record: Record) -> dict[str, Any]:
     """Returns the answers and the carried columns of a record."""
     values: dict[str, Any] = json.loads(record.to_json())
     return {name: values[name] for name in ("answers", "columns") if name in values}
-
-
-def _record_fields() -> tuple[str, ...]:
-    return tuple(Record.__dataclass_fields__)
 
 
 @contextmanager

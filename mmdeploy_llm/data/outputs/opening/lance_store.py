@@ -24,7 +24,7 @@ from mmdeploy_llm.data.records.arrow_vectors import (
     field_of,
     kind_in,
 )
-from mmdeploy_llm.data.records.vectors import Vector
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks.objects.store import RecordStore
 
@@ -207,11 +207,12 @@ class LanceStore(RecordStore):
         arrow = self._arrow
         values = [json.loads(line) for _, line in rows]
         vectors = [Vector.from_json(own.pop(EMBEDDING, None)) for own in values]
+        codes = [own["error"] and own["error"]["code"] for own in values]
         columns = {
             "position": arrow.array([position for position, _ in rows], arrow.int64()),
             "id": arrow.array([_text(own.get("id")) for own in values], arrow.string()),
             "path": arrow.array([own.get("path") for own in values], arrow.string()),
-            "error_code": arrow.array([own.get("error_code") for own in values], arrow.int64()),
+            "error_code": arrow.array(codes, arrow.int64()),
             "record": arrow.array(
                 [json.dumps(own, ensure_ascii=False) for own in values], arrow.string()
             ),

@@ -192,7 +192,7 @@ class MergedOutputs:
                 last[key] = source, entry.begin
             name = self._sinks[source].name
             self._num_items[name] += within.add(key)
-            self._outcomes[name][str(entry.record.outcome)] += 1
+            self._outcomes[name][entry.record.outcome] += 1
         return last
 
 

@@ -26,7 +26,6 @@ from mmdeploy_llm.data.outputs.scan import (
     exists_already,
     scan_entries,
 )
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError, is_at
 from mmdeploy_llm.data.records.item import Item
@@ -41,6 +40,7 @@ from mmdeploy_llm.hooks.files import load_named
 from mmdeploy_llm.hooks.records import FAULTS, Provided, describe
 from mmdeploy_llm.system.guarding.claims import lock
 from mmdeploy_llm.system.portable import files
+from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.text.display import error_text
 
 MAX_POSITION = 2**63

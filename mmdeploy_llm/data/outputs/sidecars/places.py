@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS, is_media_name, natural_key
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.text.encodings import not_utf8
 
 MAX_BYTES = 2**20  # of a sidecar that is read

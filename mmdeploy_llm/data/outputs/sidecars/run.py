@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from mmdeploy_llm.data.outputs.base import RecordSink, Sink
 from mmdeploy_llm.data.outputs.scan import PlaceOf, RecordIndex
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.values.closing import Closing
 
 from .options import SidecarOptions
 from .writer import SidecarCounts, Sidecars, SpotOf

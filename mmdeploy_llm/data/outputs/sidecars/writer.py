@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmdeploy_llm.data.records.closing import Closing
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.ids import IdSet
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.values.closing import Closing
 
 from .options import SidecarOptions, check_suffix
 from .places import Places, Spot, text_in

@@ -21,8 +21,7 @@ from mmdeploy_llm.hooks.files import load_named
 from mmdeploy_llm.hooks.records import FAULTS, Provided, describe
 from mmdeploy_llm.values.text.display import error_text
 
-from .places import BYTES_AT_ONCE, Cursor, Piece
-from .shards import enter_file, lose_file, size_of
+from .places import BYTES_AT_ONCE, Cursor, Piece, enter_file, lose_file, size_of
 
 MAX_SECONDS = 1.0  # rows are sent at least so often, however slow the reader is
 MAX_DEPTH = 64  # of lists and mappings in a value

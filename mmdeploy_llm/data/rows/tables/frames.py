@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmdeploy_llm.data.rows.json_text import MARKS, MAX_MARKS
+from mmdeploy_llm.data.rows.rows import MARKS, MAX_MARKS
 
 HEAD = struct.Struct("!II")
 MAX_TEXT_BYTES = 64 * 2**20  # of the JSON of one row, as of a line of JSONL

@@ -10,8 +10,7 @@ from typing import Any
 from mmdeploy_llm.data.rows.files import File
 
 from .arrow import DamagedError, batch_pieces, can_hold, check_depth, faults, library, no_memory
-from .places import Cursor, Piece, Place
-from .shards import enter_file, lose_file, size_of
+from .places import Cursor, Piece, Place, enter_file, lose_file, size_of
 
 
 class ArrowTable:

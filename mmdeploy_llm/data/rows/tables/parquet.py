@@ -11,8 +11,16 @@ from mmdeploy_llm.data.rows.rows import MAX_SHOWN
 from mmdeploy_llm.errors import ConfigError
 
 from .arrow import NeedsCareError, batch_pieces, can_hold, check_depth, faults, library, no_memory
-from .places import BYTES_AT_ONCE, ROWS_AT_ONCE, Cursor, Piece, Place
-from .shards import enter_file, lose_file, size_of
+from .places import (
+    BYTES_AT_ONCE,
+    ROWS_AT_ONCE,
+    Cursor,
+    Piece,
+    Place,
+    enter_file,
+    lose_file,
+    size_of,
+)
 
 BUFFER_BYTES = 2**20  # read at once of each column
 MAX_COUNTED_FILES = 1000  # the rows of more files are not counted in advance

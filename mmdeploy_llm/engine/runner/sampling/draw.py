@@ -1,7 +1,7 @@
 """Draws a token at random: min-p, top-k and top-p, mostly without sorting the vocabulary.
 
 For one row, with z = (logit - largest logit) / temperature and a token's mass, the integer
-floor(exp(z) * 2**42) that masses.py defines:
+floor(exp(z) * 2**42) that `masses` defines:
 
     min_p   keeps z >= log(min_p), that is p >= largest p * min_p
     top_k   keeps z >= the k-th largest z
@@ -23,6 +23,7 @@ Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,9 +32,40 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import TORCH, DrawRules, Kernels
 
-from .draw_params import DrawParams, take_rows
 from .largest import largest
-from .masses import masses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawParams:
+    """The params of random draws, one value for each row: [R]. top_k 0, top_p 1 and min_p 0 switch
+    the rule off.
+
+    temperature > 0. uniforms: random numbers in [0, 1).
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
+    uniforms: NDArray[np.float64]
+
+    def take(self, rows: NDArray[np.int64]) -> DrawParams:
+        """Returns the params of some rows."""
+        return DrawParams(
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            uniforms=self.uniforms[rows],
+        )
+
+
+def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """Returns some rows of [R, V], in ascending order; without a copy when it is all of them."""
+    if len(rows) == logits.shape[0]:
+        return logits
+    return logits[torch.from_numpy(rows).to(logits.device)]
+
 
 PREFIX_SIZES = (64, 1024)
 CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporaries
@@ -208,3 +240,57 @@ def _target(total: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
 def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
     """Copies [R] on the host to [R, 1] on the device of `like`."""
     return torch.from_numpy(values).to(like.device)[:, None]
+
+
+FAR = -30.0  # the mass of a z that is not above it is 0
+UNIT_BITS = 42  # sums stay below 2**63 for vocabularies of less than 2**21
+LOG2E = 1.44269504
+LN2 = (0.693359375, -2.12194440e-4)  # together; a product of the first with an integer is exact
+# Cephes' polynomial: (exp(r) - 1 - r) / r**2, the highest power first
+FIRST, *REST = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+
+
+def masses(z: Tensor) -> Tensor:
+    """Returns the masses of z <= 0, float32 of any shape, as int64; 0 for NaN."""
+    x = torch.where(z > FAR, z, FAR)
+    n = (x * LOG2E).round_()
+    r = (x - n * LN2[0]) - n * LN2[1]
+    y = torch.full_like(r, FIRST)
+    for coefficient in REST:
+        y = y.mul_(r).add_(coefficient)
+    y = y.mul_(r).mul_(r).add_(r).add_(1.0)
+    power = (n.to(torch.int32) + (127 + UNIT_BITS) << 23).view(torch.float32)
+    return y.mul_(power).to(torch.int64)
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Returns numbers in [0, 1), multiples of 2**-53, one for each pair; both arguments [N].
+
+    splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): the
+    seed is hashed once, so that neighbouring seeds start far apart; positions count from there.
+    """
+    states = first_states(seeds) + (positions + np.uint64(1)) * GOLDEN
+    return (_mix(states) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def first_states(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Returns the states from which positions count, [N], one for each seed [N]."""
+    return _mix(seeds + GOLDEN)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Applies splitmix64's finaliser, a bijection of 64 bits; products wrap around."""
+    values = (values ^ (values >> np.uint64(30))) * MULTIPLIERS[0]
+    values = (values ^ (values >> np.uint64(27))) * MULTIPLIERS[1]
+    return values ^ (values >> np.uint64(31))

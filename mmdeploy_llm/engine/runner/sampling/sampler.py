@@ -25,8 +25,7 @@ from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.values.outputs.request_output import TokenLogprobs
 
 from .adjust import adjust
-from .draw import draw
-from .draw_params import take_rows
+from .draw import draw, take_rows
 from .grammar import GrammarBackend
 from .largest import first_argmax
 from .logprobs import are_certain, logprobs_of

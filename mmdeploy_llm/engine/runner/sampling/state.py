@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from mmdeploy_llm.values.params import EarlyStopParams, NoRepeatNGramParams, SamplingParams
 
-from .draw_params import DrawParams
+from .draw import DrawParams, first_states, uniforms
 from .grammar import GrammarBackend
 from .guide import Guide
 from .processors import ActiveProcessor, LogitsProcessors
 from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
-from .uniform import first_states, uniforms
 
 NO_LOGPROBS = -2  # -1 requests the whole vocabulary
 TINY, HUGE = 1e-30, 1e30  # bounds of what is applied to a logit in float32: no NaN arises

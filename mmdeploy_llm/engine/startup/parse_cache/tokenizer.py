@@ -10,7 +10,7 @@ from typing import Any
 from mmdeploy_llm.engine.intake.templates.tokenizer_steps import check_steps
 from mmdeploy_llm.weights.cache import NotKeptError
 
-from .plain import plain, unplain
+from .config import plain, unplain
 from .stand_in import Own, Source, StandIn, own_of
 
 # Attributes of a tokenizer that intake, delivery and templates read.

@@ -24,7 +24,7 @@ from mmdeploy_llm.layers.basic.adapted import Lookup, Rows
 from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.basic.linear import Embedding, Matrix
 from mmdeploy_llm.system.sharding import Share
-from mmdeploy_llm.weights.dtypes import dtype_of
+from mmdeploy_llm.weights.load import dtype_of
 from mmdeploy_llm.weights.map import Target
 
 from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of

@@ -1,9 +1,14 @@
-"""Tells how long a sound file says it is, apart from what FFmpeg guesses."""
+"""Tells how long a sound file says it is, apart from what FFmpeg guesses, and divides a file into
+what FFmpeg reads as a file each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from . import riff
 from .formats import after_tags
+from .ogg import Link, links
+from .riff import corrected
 
 # Formats whose headers state how long the sound is. Of others FFmpeg computes it from the bit rate
 # of the first frames, or has no header.
@@ -33,3 +38,10 @@ def _states_length(blob: bytes, name: str) -> bool:
         if found:
             return bool(int.from_bytes(flags[:4], "big") & HAS_FRAMES)
     return VBRI in frame
+
+
+def parts_of(blob: bytes, name: str) -> Iterable[Link]:
+    """Returns the parts of a file, in order. name: FFmpeg's of its format."""
+    if name == "ogg":
+        return links(blob)
+    return (Link(blob=corrected(blob) if name == "wav" else blob),)

@@ -9,7 +9,7 @@ from mmdeploy_llm.batch.documents.reading.asking import GENERAL, about_of, choos
 from mmdeploy_llm.batch.documents.reading.finishing import Finishing
 from mmdeploy_llm.batch.documents.reading.plan import Reader, Wish
 from mmdeploy_llm.data.files.question_fields import filled
-from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager, ReadingPreset, hookimpl
@@ -95,7 +95,8 @@ def test_answers_become_markdown_or_stay_as_they_are(files):
     assert kept.text == "broken"
     assert kept.columns == {"page": 1, "notes": "the answer stays as it was: it is no Acme"}
     assert "secret" not in finish(Record(id="x", text="worse"), item).columns["notes"]
-    failed = Record(id="x", text="words", error_code=400)
+    error = ItemError(code=400, kind="MediaError", message="x")
+    failed = Record(id="x", text="words", error=error)
     assert finish(failed, item) is failed
     assert finish.counts == {"the answer stays as it was": 2}
 

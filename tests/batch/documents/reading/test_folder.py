@@ -3,7 +3,7 @@
 import pytest
 
 from mmdeploy_llm.batch.documents.reading.folder import check_folder, write_folder
-from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
 
 
@@ -13,7 +13,7 @@ def record(document, number=None, text="", pages=3, **fields):
     return Record(id=own, path=document, text=text, columns=columns, **fields)
 
 
-FAILED = {"error_code": 400, "error_msg": "it is damaged", "error_class": "MediaError"}
+FAILED = {"error": ItemError(code=400, kind="MediaError", message="it is damaged")}
 
 
 def test_documents_have_their_pages_in_order(tmp_path):

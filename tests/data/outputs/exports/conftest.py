@@ -15,9 +15,7 @@ def record_at(path, text="a caption", **values):
 
 
 def failed_at(path):
-    return record_at(
-        path, "", error_code=400, error_msg="no", error=ItemError(code=400, message="no")
-    )
+    return record_at(path, "", error=ItemError(code=400, kind="RequestError", message="no"))
 
 
 def written(output, *records):

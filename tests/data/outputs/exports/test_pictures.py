@@ -1,7 +1,6 @@
 """Training sets: pictures with their captions beside them, as trainers and `datasets` read them."""
 
 import errno
-import json
 import os
 
 import pytest
@@ -11,6 +10,7 @@ from mmdeploy_llm.data.outputs.exports.export import ExportOptions
 from mmdeploy_llm.data.outputs.exports.formats import export_records, format_of
 from mmdeploy_llm.data.outputs.sidecars.options import SidecarOptions
 from mmdeploy_llm.data.outputs.sidecars.text import SidecarText
+from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed
 
@@ -182,9 +182,8 @@ def test_links_in_the_target_are_not_followed(captions, photos):
 
 def test_hostile_ids_stay_in_the_folder(photos):
     names = ("../up.png", "/etc/x.png", "a/../../b.png", "..", "con:*?.png", "x/./y.png")
-    rows = [{"id": name, "path": "photos/a.png", "text": "t", "error": None} for name in names]
-    lines = "".join(json.dumps({**row, "error_code": 200}) + "\n" for row in rows)
-    (photos / "c.jsonl").write_text(lines)
+    rows = [Record(id=name, path="photos/a.png", text="t").to_json() for name in names]
+    (photos / "c.jsonl").write_text("".join(f"{row}\n" for row in rows))
     before = {*tree(photos)}
     assert export_records(["c.jsonl"], "set", "imagefolder").num_out == len(names)
     new = {*tree(photos)} - before

@@ -106,9 +106,11 @@ def test_a_text_is_built_from_columns_and_the_path(folder, write):
 
 
 def test_an_answer_that_is_none_has_no_sidecar(folder, write):
-    error = {"error_code": 400, "error_msg": "x", "error": ItemError(code=400, message="x")}
+    error = {"error": ItemError(code=400, kind="RequestError", message="x")}
     counts = write(
-        record("a.jpg", "", **error), record("b.v2.png", ""), record("sub/c.webp", "la la la")
+        record("a.jpg", "", **error),
+        record("b.v2.png", "", outcome="empty"),
+        record("sub/c.webp", "la la la"),
     )
     assert texts(folder) == {"sub/c.txt": "la la la\n"}
     assert counts.left_out == {"its outcome is failed": 1, "its outcome is empty": 1}

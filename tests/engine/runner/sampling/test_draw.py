@@ -15,8 +15,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from mmdeploy_llm.engine.runner.sampling.draw import draw
-from mmdeploy_llm.engine.runner.sampling.draw_params import DrawParams
+from mmdeploy_llm.engine.runner.sampling.draw import DrawParams, draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mmdeploy_llm.engine.runner.sampling.uniform import uniforms
+from mmdeploy_llm.engine.runner.sampling.draw import uniforms
 
 MASK = 2**64 - 1
 

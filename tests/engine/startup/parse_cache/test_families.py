@@ -8,8 +8,12 @@ import json
 import pytest
 import torch
 
-from mmdeploy_llm.engine.startup.parse_cache.config import WARNING, config_stand_in, describe_config
-from mmdeploy_llm.engine.startup.parse_cache.plain import plain
+from mmdeploy_llm.engine.startup.parse_cache.config import (
+    WARNING,
+    config_stand_in,
+    describe_config,
+    plain,
+)
 from mmdeploy_llm.engine.startup.parse_cache.stand_in import Source
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.config_reader import declared_keys

@@ -13,8 +13,12 @@ import torch
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 from transformers.models.auto import AutoModelForCausalLM
 
-from mmdeploy_llm.engine.startup.parse_cache.config import config_stand_in, describe_config
-from mmdeploy_llm.engine.startup.parse_cache.plain import plain, unplain
+from mmdeploy_llm.engine.startup.parse_cache.config import (
+    config_stand_in,
+    describe_config,
+    plain,
+    unplain,
+)
 from mmdeploy_llm.engine.startup.parse_cache.stand_in import Source, real
 from mmdeploy_llm.layers import layer_rotaries, rotary_config
 from mmdeploy_llm.weights.cache import NotKeptError

@@ -12,9 +12,8 @@ from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.values.params import GuidedDecodingParams
 
 from .ebnf import EbnfError, lark_text, to_lark
-from .formats import without_notes
 from .numbers import check_numbers
-from .schemas import check_schema
+from .schemas import check_schema, without_notes
 from .tags import tags_to_lark
 
 MAX_CHARACTERS = 100_000
