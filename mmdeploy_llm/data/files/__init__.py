@@ -8,7 +8,6 @@ find_media(paths, options) --> Found   files     in order, each with its kind an
   animations.py  whether an image has several frames
     chosen_kinds.py        which kinds become items
   skipped.py  what was passed over, counted and written to a file
-  removed.py  which records are of files that are certainly gone
 
 options.py holds what callers choose; contents.py and duplicates.py find items that ask the same.
 """

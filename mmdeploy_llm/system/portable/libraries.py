@@ -22,7 +22,7 @@ def loaded(path: str) -> ctypes.CDLL | None:
         return None
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in <malloc.h>
 MAX_KEPT_BLOCK = 32 * 2**20  # bytes; the upper limit of glibc
 MAX_KEPT = 512 * 2**20  # bytes
 FIRST_THRESHOLD = 128 * 2**10  # bytes; both thresholds of a new process

@@ -1,5 +1,5 @@
 // The masses of tokens, in whole units of 2^-42 of the largest logit's: their sums are exact in any
-// order. engine/runner/sampling/masses.py computes the same bits with torch.
+// order. engine/runner/sampling/draw.py computes the same bits with torch.
 #pragma once
 
 #include <cmath>
