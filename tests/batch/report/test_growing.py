@@ -163,7 +163,7 @@ def test_an_interrupted_run_does_not_wait_for_pictures(tmp_path):
 
     class Slow(Loader):
         def previews(self, item, maker=None):
-            released.wait(600)
+            released.wait(120)
             return ()
 
     for number in range(3):

@@ -1,0 +1,41 @@
+"""Writes tests/durations.json: the seconds of the longest test files, and of the longest tests. Used
+with `pytest -p tests.durations`; tests/conftest.py has them begin first."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+RECORD = Path(__file__).with_suffix(".json")
+LEAST_FILE, LEAST_TEST = 10, 10  # seconds; the rest may run in any order
+
+
+def worth_recording(seconds):
+    """Returns the seconds of files and tests that take long, the longest first. seconds: by id."""
+    files = Counter()
+    for name, own in seconds.items():
+        files[name.partition("::")[0]] += own
+    found = {name: own for name, own in files.items() if own >= LEAST_FILE}
+    found |= {name: own for name, own in seconds.items() if own >= LEAST_TEST}
+    return {name: round(own) for name, own in sorted(found.items(), key=lambda item: -item[1])}
+
+
+def longest_first(items, record):
+    """Sorts tests: those that take long by themselves, the longest first, then the rest by file."""
+
+    def place(item):
+        file, _, rest = item.nodeid.partition("::")
+        return -record.get(item.nodeid, 0) if rest else 0, -record.get(file, 0)
+
+    return sorted(items, key=place)
+
+
+SECONDS = Counter()
+
+
+def pytest_runtest_logreport(report):
+    SECONDS[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session):
+    if not hasattr(session.config, "workerinput"):
+        RECORD.write_text(json.dumps(worth_recording(SECONDS), indent=0) + "\n")
