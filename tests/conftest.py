@@ -96,7 +96,20 @@ def pytest_ignore_collect(collection_path, config):
     return True if collection_path == GPU_FOLDER and not is_wanted else None
 
 
+def leave_to_full(items):
+    """Marks the cases of `one_is_quick` that another one represents."""
+    represented = set()
+    for item in items:
+        if "one_is_quick" not in item.keywords or {"full", "long"} & set(item.keywords):
+            continue
+        family = item.nodeid.partition("[")[0]
+        if family in represented:
+            item.add_marker(pytest.mark.full)
+        represented.add(family)
+
+
 def pytest_collection_modifyitems(items):
+    leave_to_full(items)
     for item in items:
         if item.path.is_relative_to(GPU_FOLDER):
             item.add_marker(pytest.mark.gpu)

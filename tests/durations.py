@@ -1,5 +1,5 @@
-"""Writes tests/durations.json: the seconds of the longest test files, and of the longest tests. Used
-with `pytest -p tests.durations`; tests/conftest.py has them begin first."""
+"""Writes tests/durations.json: the seconds of the longest test files and tests, which begin first.
+Used with `pytest -p tests.durations`."""
 
 import json
 from collections import Counter

@@ -159,6 +159,7 @@ def test_an_input_under_another_name_is_never_the_output(tmp_path, monkeypatch, 
     assert given.read_bytes() == before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("given", "output"),
     [

@@ -110,6 +110,7 @@ HARM = {
 OF_FOLDERS = [name for name in HARM if "part" in name or "folder" in name]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("output", "harm"),
     [
@@ -229,6 +230,7 @@ def test_two_growing_parts_become_two_parts(do, output):
     assert len(list(open_sink(output).entries())) == NUM
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", URLS)
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_parts_in_a_store_that_vanish_are_noticed(do, output, is_cut):

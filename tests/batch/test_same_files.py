@@ -64,6 +64,7 @@ def test_ids_are_paths_beneath_the_input(caption, photos, tmp_path):
     }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "how", ["absolute", "elsewhere", "link", "inside", "glob", "dots", "moved"]
 )
@@ -93,6 +94,7 @@ def test_a_resumed_run_knows_them_by_any_path(caption, photos, tmp_path, monkeyp
     assert (num_asked, summary.num_before, summary.num_left) == (0, 3, 0)
 
 
+@pytest.mark.full
 def test_a_part_of_the_input_and_another_one_are_told_apart(caption, photos, tmp_path, png):
     caption("photos", mode="new")
     assert caption("photos/sub")[1] == caption("photos/sub/3.png")[1] == 0

@@ -77,6 +77,7 @@ def records(output):
     return sorted(newest(open_sink(output).entries), key=lambda record: record.line)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_the_records_are_those_of_a_jsonl_file(do, rows, output):
     do(rows, "plain.jsonl")
@@ -88,6 +89,7 @@ def test_the_records_are_those_of_a_jsonl_file(do, rows, output):
     assert len(summary.sink.parts()) == 3
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, output):
     do(rows[:7], output)
@@ -103,6 +105,7 @@ def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, 
     assert do(again, output, "resume")[1] == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["plain.jsonl", *FOLDERS])
 def test_only_failures_with_these_codes_are_retried(do, rows, output):
     do(rows, output)
@@ -135,6 +138,7 @@ def kill_during(do, monkeypatch, rows, output, method, number):
             do(rows, output)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
     kill_during(do, monkeypatch, rows, output, "write", 9)
@@ -144,6 +148,7 @@ def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
     assert len(records(output)) == 12
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     summary, _ = do(rows, output)
@@ -161,6 +166,7 @@ def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     assert not list(sink.folder.glob(".open*"))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, monkeypatch):
     kill_during(do, monkeypatch, rows[:5], output, "_seal", 1)
@@ -178,6 +184,7 @@ def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, mon
     assert num_left == 5
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_an_output_that_was_moved_knows_its_configuration(do, rows, output, here):
     def described(model, weights):
@@ -284,6 +291,7 @@ def test_other_formats_and_places_are_refused(do, rows, here):
     assert sorted(path.name for path in here.glob("c*")) == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_overwrite_begins_again(do, rows, output):
     do(rows, output)
@@ -321,6 +329,7 @@ def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monke
     assert len(calls) == 2
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_what_another_run_wrote_meanwhile_is_not_lost(do, rows, output):
     do(rows[:3], output)
@@ -331,6 +340,7 @@ def test_what_another_run_wrote_meanwhile_is_not_lost(do, rows, output):
         sink.writer("resume", kept)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_full_disk_loses_nothing(do, rows, output, monkeypatch):
     from mmdeploy_llm.data.records.shelves import LocalShelf
@@ -353,6 +363,7 @@ def test_a_folder_that_cannot_be_written(do, rows, here):
         do(rows, "locked/out.parquet")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_links_are_not_followed(do, rows, output, here):
     precious = here / "precious"
@@ -382,6 +393,7 @@ def test_a_growing_part_that_vanishes_is_noticed(do, rows, here):
         do(given(), "out.tar", part_items=100)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("output", "harm"),
     [("out.parquet", b"PAR1 and nothing"), ("out.tar", b"x" * 1024), ("out.tar", b"")],
@@ -435,6 +447,7 @@ def test_a_named_journal(do, rows, here):
     assert do(rows, URLS[1], "resume", journal="elsewhere", retried=NOTHING)[1] == []
 
 
+@pytest.mark.full
 def test_an_output_without_its_library_says_what_to_install(here):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"

@@ -142,6 +142,7 @@ def tool(text):
     return {"type": "function", "function": function}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", LONE)
 def test_a_report_of_any_text_is_written(tmp_path, text):
     for num in (1, 301):

@@ -314,6 +314,7 @@ class TestCaption:
         assert len(lines(tmp_path / "captions.jsonl")) == 1
         assert made[0].is_closed
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("words", "message"),
         [

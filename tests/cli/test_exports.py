@@ -60,6 +60,7 @@ def test_a_training_set_in_one_command(captions, tmp_path):
     assert (tmp_path / "p/a.txt").read_text() == "> A cat.\n"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "words",
     [

@@ -64,6 +64,7 @@ class OneOf:
         self.rank, self.size, self.num_calls = rank, size, 0
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "options"),
     [

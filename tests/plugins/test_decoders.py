@@ -23,6 +23,7 @@ def test_every_class_has_a_family_that_reads_what_transformers_declares():
         assert decoder_config(FAMILIES[name], config).num_layers == config.num_hidden_layers
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -49,6 +50,7 @@ def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family,
         alone.model_for(config.architectures, config)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "options", "words"),
     [
@@ -125,6 +127,7 @@ def test_mpt_has_the_biases_that_its_config_asks_for(tiny_folder, monkeypatch):
     assert found == [greedy()] != [other]
 
 
+@pytest.mark.full
 def test_a_config_that_is_refused_has_the_tokens_of_transformers(tiny_folder, transformers_of):
     folder = tiny_folder("olmo", clip_qkv=0.1)
     expected = transformers_of(folder).generate([5, 9, 200], 6)

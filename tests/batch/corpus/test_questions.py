@@ -178,6 +178,7 @@ class TestQuestions:
 
 
 class TestErrors:
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("options", "words"),
         [

@@ -68,6 +68,7 @@ def tokens_of(folder):
         return [out.outputs.token_ids for out in llm.generate([[5, 9, 200, 31, 7]], PARAMS)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("family", "sizes"),
@@ -157,6 +158,7 @@ def test_refusals(tmp_path):
     refused("quantised already", model=tmp_path / "out")
 
 
+@pytest.mark.full
 def test_towers_are_copied(tmp_path, caplog):
     plain, output = write_tiny("qwen2_5_vl", tmp_path / "plain", **SIZES), tmp_path / "out"
     quantize_checkpoint(str(plain), output, bits=4, group_size=32)
@@ -187,6 +189,7 @@ def test_several_shards(tmp_path, monkeypatch, caplog):
     assert tokens_of(shards) == tokens_of(whole)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl"])
 @pytest.mark.filterwarnings("ignore:You passed:UserWarning")
 def test_transformers_loads_it(tmp_path, family):

@@ -30,6 +30,7 @@ def saved(tmp_path, **options):
     return out.outputs.token_ids, folder
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 @pytest.mark.parametrize(
     ("quantization", "size", "columns"),

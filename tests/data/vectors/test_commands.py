@@ -71,6 +71,7 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
     assert Path("k.txt").read_text().split() == ["a", "c", "e"]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -65,6 +65,7 @@ def test_the_most_similar_item_is_named() -> None:
     assert (found.near[~is_near] == -1).all()
 
 
+@pytest.mark.full
 def test_equal_vectors_are_one_group_at_a_threshold_of_1() -> None:
     rows = np.tile(clusters(1, 777), (3000, 1))
     found = grouped(reader(rows, 1000), 3000, 1.0)

@@ -46,6 +46,7 @@ def read(*names: str, column: str | None = None) -> tuple[list[int], np.ndarray]
     return numbers, np.concatenate([block.rows for block in blocks])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["jsonl", "lance", "parquet", "npy", "tar"])
 @pytest.mark.parametrize("tokens", [(), (3,)])
 def test_an_output_is_read_whatever_its_format(

@@ -328,6 +328,7 @@ class Lies:
         return self.parts[index]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("found", "message"),
     [

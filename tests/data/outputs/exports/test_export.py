@@ -15,6 +15,7 @@ from mmdeploy_llm.system.guarding.claims import claimed
 from .conftest import record_at, written
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("first", ["one.jsonl", "one.parquet", "one.tar"])
 @pytest.mark.parametrize("second", ["two.jsonl", "two.parquet", "two.tar"])
 def test_outputs_of_batches_become_each_other(captions, first, second):

@@ -113,6 +113,7 @@ def test_plugins_of_other_packages_get_transformers_objects(read, model, kept, m
     assert read(model)[1] == (False, False)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"]
 )
@@ -139,6 +140,7 @@ def test_a_file_that_became_malformed_is_refused(read, model, kept):
         read(model)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "damage",
     [
