@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.durations import RECORD, longest_first
+from tests.tiers import RECORD, leave_to_full, longest_first
 
 TESTS = Path(__file__).parent
 GPU_FOLDER = TESTS / "gpu"
@@ -94,18 +94,6 @@ def pytest_ignore_collect(collection_path, config):
     """tests/gpu is left out where there is no GPU, unless it is named or `-m gpu` asks for it."""
     is_wanted = HAS_GPU or re.search(r"(?<!not )\bgpu\b", config.option.markexpr)
     return True if collection_path == GPU_FOLDER and not is_wanted else None
-
-
-def leave_to_full(items):
-    """Marks the cases of `one_is_quick` that another one represents."""
-    represented = set()
-    for item in items:
-        if "one_is_quick" not in item.keywords or {"full", "long"} & set(item.keywords):
-            continue
-        family = item.nodeid.partition("[")[0]
-        if family in represented:
-            item.add_marker(pytest.mark.full)
-        represented.add(family)
 
 
 def pytest_collection_modifyitems(items):

@@ -3,9 +3,9 @@ Used with `pytest -p tests.durations`."""
 
 import json
 from collections import Counter
-from pathlib import Path
 
-RECORD = Path(__file__).with_suffix(".json")
+from tests.tiers import RECORD
+
 LEAST_FILE, LEAST_TEST = 10, 10  # seconds; the rest may run in any order
 
 
@@ -17,16 +17,6 @@ def worth_recording(seconds):
     found = {name: own for name, own in files.items() if own >= LEAST_FILE}
     found |= {name: own for name, own in seconds.items() if own >= LEAST_TEST}
     return {name: round(own) for name, own in sorted(found.items(), key=lambda item: -item[1])}
-
-
-def longest_first(items, record):
-    """Sorts tests: those that take long by themselves, the longest first, then the rest by file."""
-
-    def place(item):
-        file, _, rest = item.nodeid.partition("::")
-        return -record.get(item.nodeid, 0) if rest else 0, -record.get(file, 0)
-
-    return sorted(items, key=place)
 
 
 SECONDS = Counter()

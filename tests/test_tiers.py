@@ -1,9 +1,9 @@
-"""The order and the tiers of tests: what tests/conftest.py and tests/durations.py decide."""
+"""The order and the tiers of tests: what tests/tiers.py and tests/durations.py decide."""
 
 from types import SimpleNamespace
 
-from tests.conftest import leave_to_full
-from tests.durations import longest_first, worth_recording
+from tests.durations import worth_recording
+from tests.tiers import leave_to_full, longest_first
 
 
 class Item(SimpleNamespace):
