@@ -145,6 +145,7 @@ def test_what_is_changed_after_the_last_result_is_noticed(do, harm):
         do("out.jsonl", given())
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["out.jsonl", *FOLDERS])
 def test_results_of_an_earlier_run_that_are_changed_are_noticed(do, output):
     do(output, list(rows())[:7])
@@ -161,6 +162,7 @@ def test_a_working_folder_that_changes_is_no_loss(do, here, output, monkeypatch)
     assert len(list(open_sink(here / output).entries())) == NUM
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["out.jsonl", *FOLDERS])
 @pytest.mark.parametrize("method", ["write", "fsync"])
 def test_a_full_disk_leaves_whole_results_and_says_how_to_go_on(do, output, method, monkeypatch):

@@ -87,6 +87,7 @@ def fill(out, *records):
             writer.write(each, 1)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["new", "overwrite", "resume"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_output_that_is_no_regular_file_is_refused(out, precious, kind, mode):

@@ -175,6 +175,7 @@ def test_another_configuration_is_refused_by_name(do, out, pictures, values, wor
     assert out.read_bytes() == before
 
 
+@pytest.mark.full
 def test_results_of_another_configuration_are_kept_when_they_are_wanted(do, out):
     first = {"describe_engine": mine}
     second = {"sampling_params": SamplingParams(max_tokens=5), **first}
@@ -209,6 +210,7 @@ def test_failures_of_another_configuration_do_not_matter(do, out):
     assert len(do(rows("bad", "good"), **other)[1]) == 2
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"values": {}}}', "[" * 10**5])
 def test_a_file_of_configurations_that_is_none_is_refused(do, out, text):
     do(rows("a"), "new", describe_engine=mine)

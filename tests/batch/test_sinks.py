@@ -166,6 +166,7 @@ def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     assert not list(sink.folder.glob(".open*"))
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, monkeypatch):
@@ -264,6 +265,7 @@ def test_readers_of_webdatasets_skip_failures(do, rows, here):
     gc.collect()
 
 
+@pytest.mark.full
 def test_other_formats_and_places_are_refused(do, rows, here):
     do(rows[:2], "a.jsonl")
     do(rows[:2], "b.parquet")
@@ -299,6 +301,7 @@ def test_overwrite_begins_again(do, rows, output):
     assert [record.line for record in records(output)] == [1, 2, 3]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_one_run_at_a_time(do, rows, output):
     kept = open_sink(output).scan(lambda record: record.line)
@@ -309,6 +312,7 @@ def test_one_run_at_a_time(do, rows, output):
         do(rows, output)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monkeypatch):
     """Another run removes the lock between our opening and locking it, as an export does."""
@@ -422,6 +426,7 @@ def test_a_store_that_fails_says_where_the_results_are(do, rows, here, monkeypat
     assert len(records(URLS[0])) == 12
 
 
+@pytest.mark.full
 def test_an_upload_that_is_cut_short_is_noticed(do, rows, here, monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 

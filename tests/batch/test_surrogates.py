@@ -28,6 +28,7 @@ def is_portable(line):
     return not ESCAPE.search(line.replace(b"\\\\", b""))
 
 
+@pytest.mark.full
 @given(name=st.text(st.characters(categories=["Cs", "Lu", "Po", "Cc", "So"])))
 def test_records_with_any_text_are_read_again_and_by_others(name):
     for record in (

@@ -474,6 +474,7 @@ class TestBatch:
         assert made == []
         assert len(lines(tmp_path / "out.jsonl")) == 2
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -736,6 +737,7 @@ class TestPlugins:
         assert options["plugin_files"] == [Path("my.py")]
         assert options["use"] == ["qwen3=reasoning", "image=qwen"]
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("value", "words", "option"),
         [

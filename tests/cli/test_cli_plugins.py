@@ -98,6 +98,7 @@ class TestFiles:
         (tmp_path / "my.py").write_text(FILE)
         return lambda *words: CliRunner().invoke(cli.app, ["plugins", *words])
 
+    @pytest.mark.full
     @pytest.mark.one_is_quick
     @pytest.mark.parametrize("words", [(), ("list",)])
     def test_who_serves(self, run, tmp_path, words):

@@ -71,6 +71,7 @@ def test_options_are_listed_by_theme():
         assert any(option in line for line in below[:end])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "name"),
     [

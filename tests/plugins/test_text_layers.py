@@ -35,6 +35,7 @@ def matrices(model):
     return {*found}, {path for path, own in found.items() if own in inside}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "family",
     [
@@ -90,6 +91,7 @@ class Noted:
         return False
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", ["int4", "int4wo"])
 def test_a_tied_head_is_rounded_as_a_head(plugins, quantization):

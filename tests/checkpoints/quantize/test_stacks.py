@@ -42,6 +42,7 @@ def swap(folder):
     save_file(tensors | swapped, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -90,6 +91,7 @@ def test_no_group_fits(tmp_path):
     assert all(torch.equal(copied[key], stack) for key, stack in stacks(plain).items())
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_saved_swapped", [False, True])
 def test_saved_as_loaded(tmp_path, is_saved_swapped):

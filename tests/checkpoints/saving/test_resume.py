@@ -111,6 +111,7 @@ def test_another_run_is_not_mixed_in(tmp_path, monkeypatch, caplog):
     same(whole, output)
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("left", [(), (f"{folders.MARK}.new",)])
 def test_killed_before_the_first_word(tmp_path, left):

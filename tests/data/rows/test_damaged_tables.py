@@ -58,6 +58,7 @@ def check_once(rows, num_rows=NUM_ROWS):
     assert [row.line for row in rows] == list(range(1, num_rows + 1))
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_a_cell_that_python_cannot_hold_is_an_error_of_its_row(read, tmp_path, suffix):
@@ -86,12 +87,14 @@ def test_what_cannot_be_told_by_row_is_an_error_of_its_batch(read, tmp_path):
     assert [row.id for row in rows if isinstance(row, BadItem)] == ["1.arrow batch 0"]
 
 
+@pytest.mark.full
 def test_a_zone_that_is_unknown_here_is_utc(read, tmp_path):
     column = pyarrow.array([0], pyarrow.timestamp("us", tz="Foo/Bar"))
     (row,) = read(write(tmp_path / "a.parquet", pyarrow.table({"x": column})))
     assert str(row.values["x"]) == "1970-01-01 00:00:00+00:00"
 
 
+@pytest.mark.full
 def test_values_are_those_that_pyarrow_gives(read, tmp_path):
     import datetime
     import decimal
@@ -173,6 +176,7 @@ def test_a_footer_that_claims_too_many_rows_is_one_error(read, tmp_path, claimed
     assert open_rows(str(path)).num_rows in (1, 10**6 + 1)
 
 
+@pytest.mark.full
 def test_batches_that_claim_rows_without_bytes_are_one_error(read, tmp_path):
     nulls = pyarrow.Array.from_buffers(pyarrow.null(), 2**40, [None])
     options = pyarrow.ipc.IpcWriteOptions(allow_64bit=True)

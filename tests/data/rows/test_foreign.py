@@ -98,6 +98,7 @@ def test_a_reader_that_fails_loses_the_rest_of_its_file(body, reason, tmp_path):
     assert reason in found[2]
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("body", "reason"),
@@ -114,6 +115,7 @@ def test_a_reader_that_yields_nothing(body, reason, tmp_path):
     assert "corpus format own of plugin" in message
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", ["import nothing_like_it", "os._exit(3)"])
 def test_a_module_that_cannot_be_imported_is_told_at_once(fault, tmp_path):
@@ -178,6 +180,7 @@ def test_two_plugins_conflict_until_one_is_chosen(tmp_path):
         assert shown(read(file, kinds)) == [{"by": "second"}]
 
 
+@pytest.mark.full
 def test_a_folder_is_read_by_the_plugin_before_lists_and_after_shards(tmp_path):
     folder = tmp_path / "corpus"
     folder.mkdir()

@@ -38,6 +38,7 @@ def write_ipc(table, path, *, is_stream=False):
 
 
 class TestArrow:
+    @pytest.mark.full
     @pytest.mark.one_is_quick
     @pytest.mark.parametrize("is_stream", [False, True])
     def test_files_and_streams(self, read, table, pngs, tmp_path, is_stream):
@@ -172,6 +173,7 @@ class TestDatasets:
         check(read(tmp_path / "one"), pngs)
         assert open_rows(str(tmp_path / "one")).num_rows == 5
 
+    @pytest.mark.full
     def test_splits_are_chosen(self, dataset, tmp_path):
         import datasets
 

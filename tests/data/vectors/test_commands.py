@@ -52,6 +52,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "v.npy"
 
 
+@pytest.mark.full
 def test_an_item_is_searched_for_without_a_model(stored: str) -> None:
     lines = run("search", stored, "--like", "c", "-k", "2").stdout.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["d", "b"]

@@ -37,6 +37,7 @@ def first_by_pairs(rows: np.ndarray, threshold: float) -> list[int]:
     return first
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("step", [1, 7, 50])
 @pytest.mark.parametrize("outer", [1, 600, 10**6])
 @pytest.mark.parametrize("tile", [3, 64])

@@ -80,6 +80,7 @@ def test_what_is_not_in_a_part_yet_is_read_too(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("number", ["halffloat", "float", "double"])
 @pytest.mark.parametrize("size", [-1, 4])
 def test_a_table_of_others_is_read(tmp_path: Path, number: str, size: int) -> None:

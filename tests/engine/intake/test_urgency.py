@@ -75,6 +75,7 @@ def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor, clock)
     assert processor.calls == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("method", ["decode", "process"])
 def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, monkeypatch):
     monkeypatch.setattr(processor, method, lambda *args: awake.wait(120))

@@ -161,6 +161,7 @@ def joined(kind, items):
     }
 
 
+@pytest.mark.full
 def test_two_sounds_a_picture_and_a_video(family, noise):
     """In one prompt; the video without its sound."""
     given = {

@@ -66,6 +66,7 @@ def answers(llm):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 def test_answers_are_those_of_generate(made):
     """In a batch and again, from prefixes or in chunks where these are possible, and in a pool in
@@ -116,6 +117,7 @@ def test_tokens_are_kept_as_bits():
         assert num_prompt == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "quantization"),
     [
@@ -154,6 +156,7 @@ def test_why_generate_runs_again_is_said(census, tmp_path, monkeypatch, caplog):
     assert "by `generate` since one pass failed (RuntimeError: no pass)" in caplog.text
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["Blip2ForConditionalGeneration", "MusicgenForCausalLM"])
 def test_media_and_several_heads_are_refused(name, census):
     """Their answers need more than tokens."""

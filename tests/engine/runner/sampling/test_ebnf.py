@@ -37,6 +37,7 @@ def matches(matcher, tokenizer, word):
     return True
 
 
+@pytest.mark.full
 @pytest.mark.one_is_quick
 @needs_llguidance
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class TestConstraints:
         for other in ("say", "a\\", "a\nb", "[x]", "x", "[x]|(y)*x"):
             assert not accepts(backend, tokenizer, guided, other)
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("as_text", [False, True])
     @pytest.mark.parametrize("seed", range(4))
     def test_json_schema(self, make_request, make_sampler, backend, tokenizer, seed, as_text):

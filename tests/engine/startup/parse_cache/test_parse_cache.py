@@ -168,6 +168,7 @@ def test_files_that_changed_places_are_not_used(read, model, kept):
     assert read(model)[1] == (False, False)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 @pytest.mark.parametrize("case", ["file", "folder", "fifo"])
 def test_what_others_may_write_is_not_used(read, model, kept, case, caplog):
