@@ -20,12 +20,14 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-avx2 test-long test-triton lint types docs release clean
+.PHONY: help demo test test-all coverage durations test-avx2 test-long test-triton lint types docs release clean
 
 help:
 	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
 	@echo "make test         run the quick tests (CPU, offline, under 4 minutes on two cores)"
-	@echo "make test-all     run the quick and the full tests, as CI does (under 15 minutes)"
+	@echo "make test-all     run the quick and the full tests; CI leaves out what a change cannot concern"
+	@echo "make coverage     run the same and count the lines: 97 % are needed"
+	@echo "make durations    run the same and write tests/durations.json: the longest begin first"
 	@echo "make test-avx2    run the same as on a processor with AVX2 and nothing newer"
 	@echo "make test-long    run the long tests, and those of the Triton kernels with Triton $(TRITON_OLD) and $(TRITON_NEW)"
 	@echo "make test-triton  run the latter only"
@@ -54,6 +56,12 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) -m "not long" $(PYTEST_FLAGS)
+
+coverage: $(STAMP)
+	$(PYTEST) -m "not long" -p tests.line_coverage $(PYTEST_FLAGS)
+
+durations: $(STAMP)
+	$(PYTEST) -m "not long" -p tests.durations $(PYTEST_FLAGS)
 
 # torch, its libraries and the kernels of this project, in that order.
 test-avx2: $(STAMP)

@@ -4,6 +4,7 @@ import ast
 import gc
 import importlib.util
 import io
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from tests.tiers import RECORD, leave_to_full, longest_first
 
 TESTS = Path(__file__).parent
 GPU_FOLDER = TESTS / "gpu"
@@ -94,13 +97,14 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
+    leave_to_full(items)
     for item in items:
         if item.path.is_relative_to(GPU_FOLDER):
             item.add_marker(pytest.mark.gpu)
         if "triton_device" in item.fixturenames:
             item.add_marker(pytest.mark.triton)
     # What takes longest begins at once, while other processes run the rest.
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    items[:] = longest_first(items, json.loads(RECORD.read_text("utf-8")))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -304,6 +304,7 @@ def test_asks_are_taken_as_they_are_needed():
     assert not rounds.is_over
 
 
+@pytest.mark.full
 def test_a_checker_says_what_is_wrong():
     checker = Checker(SCHEMA)
     try:
@@ -362,6 +363,7 @@ def test_nothing_is_fetched(ref):
         Checker({"properties": {"a": {"items": [{"$ref": ref}]}}})
 
 
+@pytest.mark.full
 def test_a_schema_that_is_none(tmp_path):
     with pytest.raises(ConfigError, match="cannot be used: 'nonsense' is not valid"):
         Checker({"type": "nonsense"})
@@ -374,6 +376,7 @@ def test_a_schema_that_is_none(tmp_path):
         read_schema(tmp_path / "missing.json")
 
 
+@pytest.mark.full
 def test_a_batch_with_a_schema(fake_llm, jsonl, tmp_path):
     source, out = jsonl({"prompt": "a"}, {"prompt": "bad"}), tmp_path / "out.jsonl"
     settings = BatchSettings(schema=AnswerSchema.given(validate=SCHEMA), validate_retries=1)

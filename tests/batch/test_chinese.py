@@ -33,6 +33,7 @@ def photos(tmp_path, png):
     return tmp_path / "照片"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_every_name_and_text_comes_back_as_it_was(fake_llm, photos, tmp_path, suffix):
     out = tmp_path / f"结果.{suffix}"

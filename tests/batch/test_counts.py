@@ -45,6 +45,7 @@ class Forgetful:
         pass
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_items_without_an_answer_do_not_count_as_done(fake_llm, output, caplog):
     summary = batch(rows(9), output, Forgetful(fake_llm))

@@ -92,6 +92,7 @@ def batch(given, output, mode="new", llm=None, **values):
 FOREIGN = ["my notes", "my notes\n", '{"id": "a", "prompt": "b"}\n', '{"a": 1}', "\n", "x" * 10**5]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["overwrite", "resume"])
 @pytest.mark.parametrize("text", FOREIGN)
 def test_a_file_that_is_no_output_is_neither_overwritten_nor_cut_off(out, mode, text):
@@ -103,6 +104,7 @@ def test_a_file_that_is_no_output_is_neither_overwritten_nor_cut_off(out, mode, 
     assert os.listdir(out.parent) == [out.name]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", ["", "\0" * 99, '{"id": "it', '{"'])
 @pytest.mark.parametrize("mode", ["overwrite", "resume"])
 def test_what_a_killed_run_or_a_power_cut_leaves_is_continued(out, fake_llm, mode, text):
@@ -139,6 +141,7 @@ def line(prompt="a", **values):
     return json.dumps({"prompt": prompt, **values}) + "\n"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["new", "overwrite", "resume"])
 @pytest.mark.parametrize("kind", ["hard link", "link of the folder", "the same", "partial"])
 def test_an_input_under_another_name_is_never_the_output(tmp_path, monkeypatch, mode, kind):
@@ -159,6 +162,7 @@ def test_an_input_under_another_name_is_never_the_output(tmp_path, monkeypatch, 
     assert given.read_bytes() == before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("given", "output"),
     [

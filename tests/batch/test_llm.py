@@ -85,6 +85,8 @@ def test_a_wrong_call_raises_and_writes_nothing(llm, tmp_path, options, words, j
     assert not out.exists()
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "question"),
     [

@@ -110,6 +110,7 @@ HARM = {
 OF_FOLDERS = [name for name in HARM if "part" in name or "folder" in name]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("output", "harm"),
     [
@@ -144,6 +145,7 @@ def test_what_is_changed_after_the_last_result_is_noticed(do, harm):
         do("out.jsonl", given())
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["out.jsonl", *FOLDERS])
 def test_results_of_an_earlier_run_that_are_changed_are_noticed(do, output):
     do(output, list(rows())[:7])
@@ -160,6 +162,7 @@ def test_a_working_folder_that_changes_is_no_loss(do, here, output, monkeypatch)
     assert len(list(open_sink(here / output).entries())) == NUM
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["out.jsonl", *FOLDERS])
 @pytest.mark.parametrize("method", ["write", "fsync"])
 def test_a_full_disk_leaves_whole_results_and_says_how_to_go_on(do, output, method, monkeypatch):
@@ -229,6 +232,7 @@ def test_two_growing_parts_become_two_parts(do, output):
     assert len(list(open_sink(output).entries())) == NUM
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", URLS)
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_parts_in_a_store_that_vanish_are_noticed(do, output, is_cut):

@@ -158,6 +158,7 @@ def lacking(fake_llm, monkeypatch):
     return fake_llm
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "out.tar"])
 def test_a_run_counts_them_and_does_again_what_it_is_told(lacking, tmp_path, name):
     rows = [

@@ -87,6 +87,7 @@ def fill(out, *records):
             writer.write(each, 1)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["new", "overwrite", "resume"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_output_that_is_no_regular_file_is_refused(out, precious, kind, mode):
@@ -202,6 +203,7 @@ def test_cleaning_up_after_a_larger_report_follows_no_link(out, precious, name):
     assert sorted(precious.parents[1].rglob("*")) == before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("what", ["page_files/pictures/*/*.jpg", "page_files", "."])
 @pytest.mark.parametrize("is_moved", [True, False])
 def test_pictures_that_vanish_while_a_report_is_written_are_noticed(out, tmp_path, what, is_moved):
@@ -250,6 +252,7 @@ def harm(how, out, precious):
             out.symlink_to(precious)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("how", ["removed", "moved", "edited", "linked", "folder removed"])
 def test_an_output_that_is_lost_during_a_run_is_noticed_and_saved(
     out, precious, how, fake_llm, tmp_path, monkeypatch

@@ -164,6 +164,7 @@ def mine():
     return Configuration(model="mine", values={"model": 1})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("values", "words"), OTHERS)
 def test_another_configuration_is_refused_by_name(do, out, pictures, values, words):
     own = {"describe_engine": mine, "retried": NOTHING}
@@ -174,6 +175,7 @@ def test_another_configuration_is_refused_by_name(do, out, pictures, values, wor
     assert out.read_bytes() == before
 
 
+@pytest.mark.full
 def test_results_of_another_configuration_are_kept_when_they_are_wanted(do, out):
     first = {"describe_engine": mine}
     second = {"sampling_params": SamplingParams(max_tokens=5), **first}
@@ -208,6 +210,7 @@ def test_failures_of_another_configuration_do_not_matter(do, out):
     assert len(do(rows("bad", "good"), **other)[1]) == 2
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"values": {}}}', "[" * 10**5])
 def test_a_file_of_configurations_that_is_none_is_refused(do, out, text):
     do(rows("a"), "new", describe_engine=mine)
@@ -232,6 +235,7 @@ def test_an_output_without_digests_is_resumed_with_one_warning(do, out, caplog):
 STATES = st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["", "1", "2"]))
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None)
 @given(states=st.lists(STATES, max_size=12), cut=st.integers(0, 40), is_again=st.booleans())
 def test_any_output_has_one_record_of_each_item_after_a_resume(

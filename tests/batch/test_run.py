@@ -179,6 +179,7 @@ def test_an_engine_that_fails_leaves_what_is_done(jsonl, out, fake_llm):
     assert len(list(read_records(out))) == 1
 
 
+@pytest.mark.full
 def test_shards_into_one_file_keep_each_others_failures(fake_llm, jsonl, out):
     given = jsonl(*prompts("bad", "bad", "c", "d"))
     for shard in (1, 2):
@@ -238,6 +239,7 @@ def test_no_bar_in_a_log_file(fake_llm, jsonl, out, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -64,6 +64,7 @@ def test_ids_are_paths_beneath_the_input(caption, photos, tmp_path):
     }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "how", ["absolute", "elsewhere", "link", "inside", "glob", "dots", "moved"]
 )
@@ -93,6 +94,7 @@ def test_a_resumed_run_knows_them_by_any_path(caption, photos, tmp_path, monkeyp
     assert (num_asked, summary.num_before, summary.num_left) == (0, 3, 0)
 
 
+@pytest.mark.full
 def test_a_part_of_the_input_and_another_one_are_told_apart(caption, photos, tmp_path, png):
     caption("photos", mode="new")
     assert caption("photos/sub")[1] == caption("photos/sub/3.png")[1] == 0
@@ -102,6 +104,7 @@ def test_a_part_of_the_input_and_another_one_are_told_apart(caption, photos, tmp
     assert caption("more", "photos")[1] == 0
 
 
+@pytest.mark.full
 def test_files_folders_and_globs_have_their_common_folder(caption, photos, tmp_path, png):
     (tmp_path / "a.png").write_bytes(png)
     caption("a.png", "photos/sub", "photos/*.png", mode="new")
@@ -153,6 +156,7 @@ def test_names_that_are_not_unicode_are_known_again(caption, photos, tmp_path):
     assert caption(tmp_path / os.fsdecode(b"\xfd"))[1] == 0
 
 
+@pytest.mark.full
 def test_records_of_deleted_files_are_told_and_pruned(caption, photos, tmp_path):
     caption("photos", mode="new")
     (photos / "2.png").unlink()
@@ -189,6 +193,7 @@ def test_what_is_out_of_reach_is_not_gone(caption, photos, tmp_path):
     assert len(ids_of(tmp_path / "out.jsonl")) == 3
 
 
+@pytest.mark.full
 def test_nothing_is_pruned_when_the_root_is_gone(caption, photos, tmp_path, png):
     caption("photos", mode="new")
     photos.rename(tmp_path / "unmounted")

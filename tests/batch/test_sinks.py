@@ -77,6 +77,7 @@ def records(output):
     return sorted(newest(open_sink(output).entries), key=lambda record: record.line)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_the_records_are_those_of_a_jsonl_file(do, rows, output):
     do(rows, "plain.jsonl")
@@ -88,6 +89,7 @@ def test_the_records_are_those_of_a_jsonl_file(do, rows, output):
     assert len(summary.sink.parts()) == 3
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, output):
     do(rows[:7], output)
@@ -103,6 +105,7 @@ def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, 
     assert do(again, output, "resume")[1] == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["plain.jsonl", *FOLDERS])
 def test_only_failures_with_these_codes_are_retried(do, rows, output):
     do(rows, output)
@@ -135,6 +138,7 @@ def kill_during(do, monkeypatch, rows, output, method, number):
             do(rows, output)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
     kill_during(do, monkeypatch, rows, output, "write", 9)
@@ -144,6 +148,7 @@ def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
     assert len(records(output)) == 12
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     summary, _ = do(rows, output)
@@ -161,6 +166,8 @@ def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     assert not list(sink.folder.glob(".open*"))
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, monkeypatch):
     kill_during(do, monkeypatch, rows[:5], output, "_seal", 1)
@@ -178,6 +185,7 @@ def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, mon
     assert num_left == 5
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_an_output_that_was_moved_knows_its_configuration(do, rows, output, here):
     def described(model, weights):
@@ -257,6 +265,7 @@ def test_readers_of_webdatasets_skip_failures(do, rows, here):
     gc.collect()
 
 
+@pytest.mark.full
 def test_other_formats_and_places_are_refused(do, rows, here):
     do(rows[:2], "a.jsonl")
     do(rows[:2], "b.parquet")
@@ -284,6 +293,7 @@ def test_other_formats_and_places_are_refused(do, rows, here):
     assert sorted(path.name for path in here.glob("c*")) == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_overwrite_begins_again(do, rows, output):
     do(rows, output)
@@ -291,6 +301,7 @@ def test_overwrite_begins_again(do, rows, output):
     assert [record.line for record in records(output)] == [1, 2, 3]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_one_run_at_a_time(do, rows, output):
     kept = open_sink(output).scan(lambda record: record.line)
@@ -301,6 +312,7 @@ def test_one_run_at_a_time(do, rows, output):
         do(rows, output)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monkeypatch):
     """Another run removes the lock between our opening and locking it, as an export does."""
@@ -321,6 +333,7 @@ def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monke
     assert len(calls) == 2
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_what_another_run_wrote_meanwhile_is_not_lost(do, rows, output):
     do(rows[:3], output)
@@ -331,6 +344,7 @@ def test_what_another_run_wrote_meanwhile_is_not_lost(do, rows, output):
         sink.writer("resume", kept)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_full_disk_loses_nothing(do, rows, output, monkeypatch):
     from mmdeploy_llm.data.records.shelves import LocalShelf
@@ -353,6 +367,7 @@ def test_a_folder_that_cannot_be_written(do, rows, here):
         do(rows, "locked/out.parquet")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_links_are_not_followed(do, rows, output, here):
     precious = here / "precious"
@@ -382,6 +397,7 @@ def test_a_growing_part_that_vanishes_is_noticed(do, rows, here):
         do(given(), "out.tar", part_items=100)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("output", "harm"),
     [("out.parquet", b"PAR1 and nothing"), ("out.tar", b"x" * 1024), ("out.tar", b"")],
@@ -410,6 +426,7 @@ def test_a_store_that_fails_says_where_the_results_are(do, rows, here, monkeypat
     assert len(records(URLS[0])) == 12
 
 
+@pytest.mark.full
 def test_an_upload_that_is_cut_short_is_noticed(do, rows, here, monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
@@ -435,6 +452,7 @@ def test_a_named_journal(do, rows, here):
     assert do(rows, URLS[1], "resume", journal="elsewhere", retried=NOTHING)[1] == []
 
 
+@pytest.mark.full
 def test_an_output_without_its_library_says_what_to_install(here):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"

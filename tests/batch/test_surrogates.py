@@ -28,6 +28,7 @@ def is_portable(line):
     return not ESCAPE.search(line.replace(b"\\\\", b""))
 
 
+@pytest.mark.full
 @given(name=st.text(st.characters(categories=["Cs", "Lu", "Po", "Cc", "So"])))
 def test_records_with_any_text_are_read_again_and_by_others(name):
     for record in (
@@ -142,6 +143,7 @@ def tool(text):
     return {"type": "function", "function": function}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", LONE)
 def test_a_report_of_any_text_is_written(tmp_path, text):
     for num in (1, 301):

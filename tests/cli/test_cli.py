@@ -315,6 +315,7 @@ class TestCaption:
         assert len(lines(tmp_path / "captions.jsonl")) == 1
         assert made[0].is_closed
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -474,6 +475,7 @@ class TestBatch:
         assert made == []
         assert len(lines(tmp_path / "out.jsonl")) == 2
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("words", "message"),
         [
@@ -737,6 +739,7 @@ class TestPlugins:
         assert options["plugin_files"] == [Path("my.py")]
         assert options["use"] == ["qwen3=reasoning", "image=qwen"]
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("value", "words", "option"),
         [

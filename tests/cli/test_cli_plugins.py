@@ -98,6 +98,8 @@ class TestFiles:
         (tmp_path / "my.py").write_text(FILE)
         return lambda *words: CliRunner().invoke(cli.app, ["plugins", *words])
 
+    @pytest.mark.full
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("words", [(), ("list",)])
     def test_who_serves(self, run, tmp_path, words):
         result = run(*words, "--plugin", "my.py")
@@ -195,6 +197,7 @@ class TestCheck:
 
 
 class TestNew:
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("kind", ["model", "parser", "processor", "model --media image"])
     def test_files_and_next_steps(self, run, tmp_path, kind):
         result = run("new", "acme", "--kind", *kind.split())
@@ -213,6 +216,7 @@ class TestNew:
         run("new", "acme", "--kind", "parser", "--directory", "deep/er")
         assert (tmp_path / "deep/er/acme-llm/src/acme_llm/parser.py").is_file()
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         "words",
         [

@@ -90,6 +90,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert "--shard auto finds no shard" in result.stderr
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("codes", ["x", "200", "", "408,,"])
 def test_codes_that_are_none(codes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

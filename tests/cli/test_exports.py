@@ -48,6 +48,7 @@ def test_records_are_counted(captions, tmp_path):
     assert len((tmp_path / "good.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.full
 def test_a_training_set_in_one_command(captions, tmp_path):
     words = ("captions.jsonl", "-o", "lora", "--format", "kohya", "--trigger", "ohwx")
     code, lines = run(*words, "--trigger", "cat", "--sidecar", ".caption", "--repeats", "3")
@@ -59,6 +60,7 @@ def test_a_training_set_in_one_command(captions, tmp_path):
     assert (tmp_path / "p/a.txt").read_text() == "> A cat.\n"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "words",
     [
@@ -89,6 +91,7 @@ def test_an_export_that_writes_nothing_does_not_end_with_0(captions, tmp_path):
     assert (code, lines[0]) == (1, "3 records in, 0 written, 3 left out")
 
 
+@pytest.mark.full
 def test_an_export_that_loses_a_record_does_not_end_with_0(captions, tmp_path):
     lost = Record(id="d.png", path="p/lost.png", text="A dog.")
     captions.write_text(captions.read_text() + lost.to_json() + "\n")

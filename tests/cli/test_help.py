@@ -28,6 +28,7 @@ def shown(*words):
     return done.stdout.splitlines()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
 def test_help_fits_two_screens_and_begins_with_three_examples(words):
     text = shown(*words, "--help")
@@ -70,6 +71,7 @@ def test_options_are_listed_by_theme():
         assert any(option in line for line in below[:end])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -37,6 +37,7 @@ def parsed(command, words):
     return GROUP.commands[command].make_context(command, words, parent=parent)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("command", "param"), [*options()])
 def test_every_option_and_argument_comes_back(command, param, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -124,6 +125,7 @@ def test_a_job_that_is_saved_elsewhere_runs_where_it_was_given(work, planned, mo
     assert [item.id for item in second.source] == [item.id for item in first.source]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -26,6 +26,7 @@ def _folder(tmp_path, monkeypatch):
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -75,6 +76,7 @@ def test_it_is_told_before_anything_is_loaded(words, message, tmp_path):
     assert not list(tmp_path.glob("*.html"))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -99,6 +101,7 @@ def planned(monkeypatch):
     return jobs
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "question"),
     [
@@ -118,6 +121,7 @@ def test_a_question_may_stand_in_a_file(words, question, tmp_path, planned):
     assert planned[0].settings.configuration().values["prompt"] == question
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", ["top_k=3", '{"top_k": 3}', "params.json", "@params.json"])
 def test_sampling_takes_pairs_objects_and_files(text, tmp_path, planned):
     (tmp_path / "params.json").write_text('{"top-k": 3}')

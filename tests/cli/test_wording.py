@@ -64,6 +64,7 @@ def test_without_a_command_a_message_stays():
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [

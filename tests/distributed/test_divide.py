@@ -64,6 +64,7 @@ class OneOf:
         self.rank, self.size, self.num_calls = rank, size, 0
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -152,6 +153,7 @@ def test_a_plugin_may_leave_its_tower_whole(tmp_path):
     two_ranks_equal_one(subject)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [

@@ -171,6 +171,7 @@ def test_embeddings_reach_every_rank(one, two, with_image):
     assert "the encoder of this model returns rows of" in output.error_msg
 
 
+@pytest.mark.full
 def test_guided_decoding(one, two):
     pytest.importorskip("llguidance", reason="needs llguidance: the extra 'guided'")
     guided = GuidedDecodingParams(choice=['{"a": 1}', '{"a": 2}'])

@@ -136,6 +136,7 @@ def decode(model, kernels, steps, dtype=torch.bfloat16, windows=None):
     return states, {recording is not None for recording in model._recordings.values()}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_recorded_steps_equal_computed_ones(kernels, monkeypatch, name, quantization):
@@ -153,6 +154,7 @@ def test_recorded_steps_equal_computed_ones(kernels, monkeypatch, name, quantiza
 DRAFTS = [(1, 1), (1, 5), (2, 4), (3, 3), (1, 1, 4), (8,), (1, 5), (1, 1), (2, 2, 2), (8,)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("windows", [None, {1: 3}], ids=["one table", "two tables"])
 @pytest.mark.parametrize("name", sorted(OPTIONS.keys() - {"axes"}))
 def test_steps_with_drafts_equal_computed_ones(kernels, monkeypatch, name, windows):

@@ -132,6 +132,7 @@ def assert_equal(own, model):
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-4)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_equal_transformers(kind):
     config_options, options, renames = FAMILIES[kind]

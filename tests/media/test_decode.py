@@ -226,6 +226,7 @@ def test_cve_2026_12491_exif_orientation(orientation, format, encode):
     assert decoded(opened).size == upright.size
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("early", [1, 3])
 def test_exif_after_the_pixels_of_a_png_is_found_without_decoding(encode, early, isolation):
@@ -501,6 +502,7 @@ class TestIsolation:
         yield found
         found.close()
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
     def test_same_image(self, decoder, noise, encode, limits, format):
         blob = encode(noise(40, 30), format)

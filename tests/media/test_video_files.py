@@ -39,6 +39,7 @@ def read(blob, indices, limits=LIMITS):
     return list(open_video(blob, limits).read(indices))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("name", "codec"), FORMATS)
 def test_containers(files, name, codec):
     opened = open_video(files.video(40, 10, name=name, codec=codec), LIMITS)

@@ -110,6 +110,7 @@ def test_auto_lowers_and_never_raises(name, tmp_path):
     assert [tokens_of(processor, size) for size in SIZES] == before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_processed_image_is_within_the_budget(name, tmp_path):
     """What `process` makes has the tokens that were counted, and a key of its own."""
@@ -220,6 +221,7 @@ def video(seconds, size=(1920, 1080), fps=30.0):
     return VideoItem(video=opened, limits=MediaLimits())
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("tokens", [1, 70, 300, 1000, 8192])
 @pytest.mark.parametrize("name", VIDEOS)
 def test_no_video_has_more_tokens_than_its_budget(name, tokens, tmp_path):

@@ -15,6 +15,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.weights.folder import read_checkpoint
 
 
+@pytest.mark.full
 def test_every_class_has_a_family_that_reads_what_transformers_declares():
     """Each family is built from the defaults of its config in transformers."""
     assert FAMILIES.keys() == CLASSES.keys()
@@ -23,6 +24,7 @@ def test_every_class_has_a_family_that_reads_what_transformers_declares():
         assert decoder_config(FAMILIES[name], config).num_layers == config.num_hidden_layers
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -49,6 +51,8 @@ def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family,
         alone.model_for(config.architectures, config)
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "options", "words"),
     [
@@ -73,6 +77,7 @@ def tokens_of(folder):
         return llm.generate([[5, 9, 200]], params, use_tqdm=False)[0].outputs.token_ids
 
 
+@pytest.mark.full
 def test_the_copy_of_a_tied_head_is_not_read(tiny_folder, tiny_copy, tmp_path):
     """Checkpoints of GPT-NeoX call it embed_out."""
     options = {"tie_word_embeddings": True, "is_decoder": True}
@@ -125,6 +130,7 @@ def test_mpt_has_the_biases_that_its_config_asks_for(tiny_folder, monkeypatch):
     assert found == [greedy()] != [other]
 
 
+@pytest.mark.full
 def test_a_config_that_is_refused_has_the_tokens_of_transformers(tiny_folder, transformers_of):
     folder = tiny_folder("olmo", clip_qkv=0.1)
     expected = transformers_of(folder).generate([5, 9, 200], 6)

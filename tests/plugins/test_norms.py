@@ -34,6 +34,7 @@ def both_norms(spec):
             yield module, own
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[pytest.mark.full] * (name not in QUICK)) for name in FAMILIES],

@@ -33,6 +33,7 @@ FAMILIES = {
 QUICK = ("mixtral", "glm4_moe", "qwen3_moe")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[pytest.mark.full] * (name not in QUICK)) for name in FAMILIES],

@@ -35,6 +35,7 @@ def matrices(model):
     return {*found}, {path for path, own in found.items() if own in inside}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "family",
     [
@@ -68,6 +69,7 @@ def of_images():
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("config", [of_text, of_images])
 def test_layers_of_transformers_models(config):
     with torch.device("meta"), bounded_building():
@@ -89,6 +91,8 @@ class Noted:
         return False
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", ["int4", "int4wo"])
 def test_a_tied_head_is_rounded_as_a_head(plugins, quantization):
     """In a model with an encoder, too."""

@@ -69,6 +69,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("folder", "name", "build", "fields"),
     FAMILIES,

@@ -27,6 +27,7 @@ def test_no_other_family_is_changed():
     assert set(map(len, others.values())) == {0}
 
 
+@pytest.mark.full
 def test_it_is_told_and_can_be_switched_off(tiny_folder, caplog):
     """A bias forces a token, which is a loop of one."""
     loop = {"temperature": 0, "max_tokens": 50, "ignore_eos": True, "logit_bias": {9: 100.0}}

@@ -51,6 +51,7 @@ def levels(one, other):
     return (one.tensors["pixels"] - other.tensors["pixels"]).abs().mean().item() * 255 * 0.27
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", ["ernie", "qwen"])
 @pytest.mark.parametrize("size", [(1000, 750), (751, 1003), (300, 2000), (449, 448), (97, 61)])
 def test_pixels_are_close_and_counts_the_same(family, size, both, photo, encode):
@@ -68,6 +69,7 @@ def test_without_a_reduction_only_resizing_rounds_differently(both, photo, encod
     assert 0 < levels(fast, exact) < 0.05
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("size", "shrunk"),
     [
@@ -95,6 +97,7 @@ def test_never_smaller_than_the_target(size, make_processor, limits, photo, enco
     assert processor.count_tokens(item, {}) == height * width // 28**2
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_respected(orientation, both, photo, encode):
     exif = Image.Exif()
@@ -104,6 +107,7 @@ def test_exif_orientation_is_respected(orientation, both, photo, encode):
     assert levels(fast, exact) < 1.5
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_other_formats_are_exact(format, both, photo, encode):
     exact, fast = both(encode(photo(900, 700), format), **SMALL)
@@ -125,6 +129,7 @@ def test_other_colour_spaces(mode, both, photo, encode):
     assert levels(fast, exact) < 1.5
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("resample", range(6))
 def test_every_filter(resample, both, photo, encode):
     exact, fast = both(encode(photo(520, 400), "JPEG"), resample=resample, **SMALL)
@@ -158,6 +163,7 @@ def test_the_option_is_the_users(make_processor):
         make_processor(options={"fast_decode": True, "do_resize": False})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", [(1000, 750), (751, 1003), (31, 640)])
 @pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos"])
 def test_resizing_is_that_of_torch_where_torch_has_the_filter(size, name, photo):

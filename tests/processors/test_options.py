@@ -75,6 +75,7 @@ def test_patches_must_be_those_of_the_vision_tower(make_processor):
         make_processor(vision_config=tower, options={"spatial_conv_size": 4})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", ["ernie", "paddleocr", "qwen", "qwen3"])
 @pytest.mark.parametrize(
     "options",

@@ -65,6 +65,7 @@ def assert_equal(processor, reference, image, limits):
     assert ours.num_tokens == processor.count_tokens(item, {}) == num_tokens
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", REFERENCE)
 def test_random_sizes_equal_transformers(family, make_processor, noise, limits):
     rng, processor, reference = random.Random(7), make_processor(family), REFERENCE[family]()
@@ -75,6 +76,7 @@ def test_random_sizes_equal_transformers(family, make_processor, noise, limits):
             assert_equal(processor, reference, noise(width, height, seed), limits)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", REFERENCE)
 @pytest.mark.parametrize(
     "size", [(1, 1), (1, 200), (200, 1), (27, 29), (28, 28), (2, 399), (56, 56)]
@@ -85,6 +87,7 @@ def test_cve_2026_22773_tiny_and_extreme_sizes_equal_transformers(
     assert_equal(make_processor(family), REFERENCE[family](), noise(*size), limits)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", REFERENCE)
 @pytest.mark.parametrize(
     "options",

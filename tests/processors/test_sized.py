@@ -129,6 +129,7 @@ def test_wrong_options_of_an_item(options, message):
         tiled().count_tokens(ImageHeader(size=(100, 100)), options)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", [(600, 100), (100, 600), (28, 28), (3000, 2000), (1, 1)])
 @pytest.mark.parametrize("tokens", [4, 10, 12, 17, 100])
 def test_budgets_of_tiles(size, tokens):

@@ -461,7 +461,7 @@ def test_slow_servers_end_at_the_deadline(serve, behaviour):
 def test_slow_name_lookups_end_at_the_deadline_of_the_manager(monkeypatch):
     asleep, plugins = threading.Event(), PluginManager()
     plugins.register(remote, name="remote")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asleep.wait(600))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: asleep.wait(120))
     limits = replace(MediaLimits(), allow_urls=True, fetch_timeout=0.3)
     start = time.monotonic()
     with pytest.raises(MediaTimeoutError, match=r"'remote' .*slow\.example/x.png.* within 0\.3 s"):

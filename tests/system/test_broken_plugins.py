@@ -259,6 +259,7 @@ def test_observers_and_fetchers(install, make_llm, tiny_folder, image_prompt, tm
     assert len(observed) == 3  # each hook once
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", PARSER_FAULTS)
 def test_a_parser(answers, install, make_llm, tiny_folder, fault):
     """The request it fails on keeps its unparsed text; all others are parsed."""
@@ -274,6 +275,7 @@ def test_a_parser(answers, install, make_llm, tiny_folder, fault):
     assert all(output.is_ok for output in other.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", PROCESSOR_FAULTS)
 def test_a_processor(answers, install, make_llm, tiny_folder, image_prompt, fault):
     """The item on which it fails becomes an error of its request; the other images are answered as
@@ -287,6 +289,7 @@ def test_a_processor(answers, install, make_llm, tiny_folder, image_prompt, faul
     check_batch(llm, [good[0], bad, good[1]], want, message)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", MODEL_FAULTS)
 def test_a_model(answers, install, make_llm, tiny_folder, reference_of, fault):
     """The request on which forward fails ends with an error; the others of the same step do not."""
@@ -312,6 +315,7 @@ def test_a_model_that_encodes_too_few_rows(answers, install, make_llm, tiny_fold
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -340,6 +344,7 @@ def test_a_model_with_wrong_positions(
     check_batch(llm, [good[0], bad, good[1]], want, message)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "fault", ["return logits[:, :-1]", "return logits[None]", "return logits[:0]", "return None"]
 )
@@ -353,6 +358,7 @@ def test_a_model_with_wrong_logits(install, make_llm, tiny_folder, fault):
         )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", ["raise SystemExit('no licence')", "return {}[config]"])
 def test_a_model_that_cannot_be_built(install, make_llm, tiny_folder, fault):
     """The error names it, and no other model replaces it silently; other architectures run, and so

@@ -22,6 +22,7 @@ def asked(kind, source, **more):
     return {"messages": [{"role": "user", "content": content}], **more}
 
 
+@pytest.mark.full
 def test_budgets_of_an_engine_and_of_a_prompt():
     """A budget holds for what is counted and what is computed; a prompt may lower it only, and its
     error is its own."""
@@ -46,6 +47,7 @@ def test_budgets_of_an_engine_and_of_a_prompt():
     assert 3 < part.input_video_seconds <= whole.input_video_seconds < 4
 
 
+@pytest.mark.full
 def test_the_program_says_what_a_photo_costs(tmp_path):
     """`caption` and `count` take the same budget, and the records and the summary say what of a
     video was used."""
@@ -70,6 +72,7 @@ def test_the_program_says_what_a_photo_costs(tmp_path):
     assert found == by_path["picture-1.png"]["num_image_tokens"]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("wrong", ["0", "-5", "1.5", "many", ""])
 def test_a_wrong_budget_is_an_error_before_anything_is_loaded(wrong, tmp_path):
     """The message names the option and what it may be."""

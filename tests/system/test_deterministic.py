@@ -170,6 +170,7 @@ def test_tokens_are_those_of_transformers(folder_of, transformers_of, level):
     assert [list(output.outputs.token_ids) for output in outputs] == expected
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -207,6 +208,7 @@ def test_the_program_finds_what_plain_torch_does_not_promise(folder_of):
         assert any("layers." in cause or "head" in cause for cause in each["causes"])
 
 
+@pytest.mark.full
 def test_the_program_checks_the_promise(folder_of):
     result = run_program(str(folder_of("qwen3")), "--mode", "--longest", "70")
     assert result.exit_code == 0, result.output

@@ -73,6 +73,7 @@ def tokens(outputs):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.one_is_quick
 def test_exact_tokens_in_the_order_of_the_prompts(door, reference_of, make_picture, image_text):
     reference = reference_of("qwen2_5_vl")
     pictures = [make_picture(seed, 70 + 20 * seed, 90) for seed in range(2)]

@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
@@ -93,6 +94,7 @@ def test_other_families_with_a_draft_layer(folders, family):
     assert stats.num_drafts > 40
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(
     ("family", "options"),

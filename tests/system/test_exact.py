@@ -49,12 +49,14 @@ def tokens(outputs):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.one_is_quick
 def test_alone(reference, make_llm, make_picture):
     llm, _ = make_llm(reference.folder)
     for case in cases(reference, make_picture):
         assert tokens(run(llm, [case])) == expected(reference, [case])
 
 
+@pytest.mark.one_is_quick
 def test_prompt_token_ids_are_the_reference_ones(reference, make_llm, make_picture):
     llm, _ = make_llm(reference.folder)
     for text, images in cases(reference, make_picture):
@@ -63,6 +65,7 @@ def test_prompt_token_ids_are_the_reference_ones(reference, make_llm, make_pictu
         assert list(output.prompt_token_ids) == ids
 
 
+@pytest.mark.one_is_quick
 def test_batched(reference, make_llm, make_picture):
     llm, stats = make_llm(reference.folder)
     found = cases(reference, make_picture)
@@ -71,6 +74,7 @@ def test_batched(reference, make_llm, make_picture):
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
+@pytest.mark.one_is_quick
 def test_in_chunks_smaller_than_an_image(reference, make_llm, make_picture):
     llm, stats = make_llm(reference.folder, max_num_batched_tokens=5, max_num_seqs=3)
     found = cases(reference, make_picture)
@@ -78,6 +82,7 @@ def test_in_chunks_smaller_than_an_image(reference, make_llm, make_picture):
     assert max(step.num_scheduled_tokens for step in stats.steps) <= 5
 
 
+@pytest.mark.one_is_quick
 def test_with_preemption(reference, make_llm, make_picture):
     """Each text occurs four times, so that some request always waits for blocks."""
     found = cases(reference, make_picture)
@@ -95,6 +100,7 @@ def test_with_preemption(reference, make_llm, make_picture):
     assert stats.steps[-1].num_preemptions > 0
 
 
+@pytest.mark.one_is_quick
 def test_with_a_prefix_cache_hit(reference, make_llm, make_picture):
     llm, _ = make_llm(reference.folder, block_size=4)
     found = cases(reference, make_picture)
@@ -103,6 +109,7 @@ def test_with_a_prefix_cache_hit(reference, make_llm, make_picture):
     assert all(output.num_cached_tokens > 0 for output in warm if len(output.prompt_token_ids) > 4)
 
 
+@pytest.mark.one_is_quick
 def test_another_image_is_no_prefix_hit(vl_reference, make_llm, make_picture):
     """Placeholder ids are the same for all images of one size; only the content of the image
     differs."""

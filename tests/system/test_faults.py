@@ -300,7 +300,7 @@ def outlasts(awake, clock):
             while ends.num < 6:
                 time.sleep(0.01)
             clock.pass_by(600)
-            awake.wait(600)
+            awake.wait(120)
 
         return hang
 
@@ -360,7 +360,7 @@ def test_a_fetcher_that_always_hangs_is_given_up(
 ):
     num_threads, num_bad = 2, guard.MAX_HUNG + 6
     llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=num_threads, media_fetch_timeout=0.2)
-    llm.plugins.register(HangingStore(b"", lambda: awake.wait(600)), name="acme")
+    llm.plugins.register(HangingStore(b"", lambda: awake.wait(120)), name="acme")
     bad = [image_prompt(f"store://hang/{number}") for number in range(num_bad)]
     *failed, good = llm.generate(
         [*bad, image_prompt(make_picture(2, 80, 60))], GREEDY, use_tqdm=False
@@ -379,7 +379,7 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
     make_llm, tiny_folder, image_prompt, make_picture, awake
 ):
     llm, _ = make_llm(tiny_folder(FAMILY), media_fetch_timeout=60)
-    store = HangingStore(b"", lambda: awake.wait(600))
+    store = HangingStore(b"", lambda: awake.wait(120))
     llm.plugins.register(store, name="acme")
     outputs = llm.generate_iter([image_prompt("store://hang")], GREEDY)
     ended = []

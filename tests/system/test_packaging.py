@@ -189,7 +189,6 @@ def test_the_documented_build_makes_these_wheels():
     assert build["test-command"] == "python {project}/" + INSTALLED.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.first
 @pytest.mark.long
 @pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for Linux and macOS")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

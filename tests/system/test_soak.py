@@ -22,7 +22,7 @@ import pytest
 from mmdeploy_llm import ModelPool, SamplingParams
 from mmdeploy_llm.testing.media.samples import image_bytes, pixels, png_header
 
-pytestmark = [pytest.mark.long, pytest.mark.first]
+pytestmark = pytest.mark.long
 
 FAMILIES = {"text": "mistral", "vl": "qwen2_5_vl", "moe": "ernie4_5_vl_moe"}
 NUM_TOKENS = 12

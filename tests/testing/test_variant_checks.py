@@ -16,6 +16,7 @@ from mmdeploy_llm.testing.tiny import generating
 from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
+GENERATING = generating()
 # Kinds of which the other tests of conformance run all checks.
 IN_ALL = {"qwen2", "qwen3_5_text", "gemma4_text", "gpt_oss", "ernie4_5_vl_moe", "gemma4"}
 
@@ -94,11 +95,11 @@ def test_a_model_that_transformers_does_not_have(subject_for):
 
 def others(name):
     """Text models share their layers with those that see and hear, which are long."""
-    tier = pytest.mark.long if generating()[name].media else pytest.mark.full
+    tier = pytest.mark.long if GENERATING[name].media else pytest.mark.full
     return pytest.param(name, marks=[tier] * (name != "qwen2_moe"))
 
 
-@pytest.mark.parametrize("name", [others(name) for name in sorted({*generating()} - IN_ALL)])
+@pytest.mark.parametrize("name", [others(name) for name in sorted({*GENERATING} - IN_ALL)])
 def test_no_family_ignores_an_activation_or_an_epsilon(subject_for, name):
     """Thirteen did, those with experts or states, until the check was written."""
     tolerance = 5e-4 if name.startswith(("qwen3_5", "qwen3_next")) else 1e-4

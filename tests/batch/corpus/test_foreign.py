@@ -73,6 +73,7 @@ def test_a_killed_run_is_resumed_and_each_row_is_done_once(tmp_path, bars, fake_
     assert (summary.ending, summary.num_failed) == ("done", 1)
 
 
+@pytest.mark.full
 def test_shards_have_all_rows_together(tmp_path, bars, fake_llm):
     found = []
     for shard in (1, 2, 3):

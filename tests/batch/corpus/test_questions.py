@@ -128,6 +128,7 @@ class TestQuestions:
         (item,) = source(rows, question="Is {title} {number}? {{x}}")
         assert asked(item) == "Is a {b} 3? {x}"
 
+    @pytest.mark.full
     def test_a_column_is_the_prompt(self, source):
         assert asked(*source([{"image": PNG, "ask": "Why?"}], prompt="ask")) == "Why?"
         assert asked(*source([{"image": PNG, "prompt": "Why?"}])) == "Why?"
@@ -178,6 +179,7 @@ class TestQuestions:
 
 
 class TestErrors:
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("options", "words"),
         [
@@ -253,6 +255,7 @@ def _png():
     return buffer.getvalue()
 
 
+@pytest.mark.full
 def test_the_digest_follows_what_the_row_says(source):
     def digest(row, **options):
         (item,) = source([row], **options)

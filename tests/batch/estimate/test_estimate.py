@@ -60,6 +60,7 @@ class TestDraw:
     def test_of_few_items_all_are_drawn(self):
         assert self.lines(20, num_lines=3) == (3, [1, 2, 3])
 
+    @pytest.mark.full
     def test_a_stream_of_unknown_length_is_read_once_and_each_item_is_as_likely(self):
         counts = [0] * 50
         for seed in range(400):

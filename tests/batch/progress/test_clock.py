@@ -46,6 +46,7 @@ def skewed(tmp_path, num):
     return [str(tmp_path / f"{number:04d}.png") for number in range(num)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("num_slots", [1, 8, 36])
 @pytest.mark.parametrize("fixed", [0.0, 2.0, 50.0])
 def test_a_skewed_folder_says_what_is_left_within_a_factor(tmp_path, num_slots, fixed):

@@ -207,6 +207,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("stream", "is_shown", "has_lines"),
     [

@@ -101,6 +101,7 @@ def records_of(folder, num, text="a cat"):
     ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("num", [5, EMBEDDED_CARDS + 250])
 def test_a_resumed_run_makes_no_card_again(tmp_path, num):
     """One page of few items, and one with scripts and files of pictures."""
@@ -163,7 +164,7 @@ def test_an_interrupted_run_does_not_wait_for_pictures(tmp_path):
 
     class Slow(Loader):
         def previews(self, item, maker=None):
-            released.wait(600)
+            released.wait(120)
             return ()
 
     for number in range(3):

@@ -290,6 +290,7 @@ def test_files_become_lines_and_failures_stay_alone(tmp_path):
     assert {prompt["prompt"] for prompt in engine.asked} == {"ACME/de/transcribe"}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("poor", "asked"), [(0.0, 1), (0.5, 3), (1.0, 5)])
 def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
     engine = Engine(poor=poor)

@@ -48,6 +48,7 @@ def requests(folder, *more):
     return str(path)
 
 
+@pytest.mark.full
 def test_command(tmp_path):
     plain, output = write_tiny("qwen2_5_vl", tmp_path / "plain", **SIZES), tmp_path / "out"
     image = {"type": "image", "image": "none.png"}

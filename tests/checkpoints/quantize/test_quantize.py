@@ -68,6 +68,8 @@ def tokens_of(folder):
         return [out.outputs.token_ids for out in llm.generate([[5, 9, 200, 31, 7]], PARAMS)]
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("family", "sizes"),
@@ -102,6 +104,7 @@ def test_rounding_agrees_with_the_kernels(bits):
     assert (ours.codes == theirs.codes()).float().mean() > 0.97
 
 
+@pytest.mark.full
 def test_command(tmp_path):
     plain, output = write_tiny("qwen2", tmp_path / "plain", **SIZES), tmp_path / "out"
     command = ["quantize", str(plain), str(output), "--group-size", "32"]
@@ -157,6 +160,7 @@ def test_refusals(tmp_path):
     refused("quantised already", model=tmp_path / "out")
 
 
+@pytest.mark.full
 def test_towers_are_copied(tmp_path, caplog):
     plain, output = write_tiny("qwen2_5_vl", tmp_path / "plain", **SIZES), tmp_path / "out"
     quantize_checkpoint(str(plain), output, bits=4, group_size=32)
@@ -172,6 +176,7 @@ def test_towers_are_copied(tmp_path, caplog):
     assert "weights stay in few bits" in caplog.text
 
 
+@pytest.mark.full
 def test_several_shards(tmp_path, monkeypatch, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     whole, shards = tmp_path / "whole", tmp_path / "shards"
@@ -187,6 +192,7 @@ def test_several_shards(tmp_path, monkeypatch, caplog):
     assert tokens_of(shards) == tokens_of(whole)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl"])
 @pytest.mark.filterwarnings("ignore:You passed:UserWarning")
 def test_transformers_loads_it(tmp_path, family):

@@ -42,6 +42,8 @@ def swap(folder):
     save_file(tensors | swapped, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens(tmp_path, caplog, family, bits):
@@ -65,6 +67,7 @@ def test_tokens(tmp_path, caplog, family, bits):
     assert "are dequantised" not in caplog.text
 
 
+@pytest.mark.full
 def test_swapped_axes(tmp_path):
     plain = write_tiny("qwen3_vl_moe", tmp_path / "plain", **SIZES)
     swapped = write_tiny("qwen3_vl_moe", tmp_path / "swapped", **SIZES)
@@ -88,6 +91,8 @@ def test_no_group_fits(tmp_path):
     assert all(torch.equal(copied[key], stack) for key, stack in stacks(plain).items())
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_saved_swapped", [False, True])
 def test_saved_as_loaded(tmp_path, is_saved_swapped):
     """Experts that were rounded while loading are saved with the codes that the engine has."""
@@ -107,6 +112,7 @@ def test_saved_as_loaded(tmp_path, is_saved_swapped):
     assert any(".experts.0.gate_proj.weight_packed" in name for name in names)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.filterwarnings("ignore:You passed:UserWarning")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_transformers_loads_experts(tmp_path, bits):

@@ -30,6 +30,8 @@ def saved(tmp_path, **options):
     return out.outputs.token_ids, folder
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 @pytest.mark.parametrize(
     ("quantization", "size", "columns"),
@@ -63,6 +65,7 @@ def test_only_what_the_quantization_names_has_the_groups(tmp_path):
     assert any("lm_head" in pattern for pattern in groups["ignore"])
 
 
+@pytest.mark.full
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 def test_a_save_that_was_cut_off_in_other_groups_begins_again(tmp_path, monkeypatch):
     plain, folder = write_tiny("qwen2", tmp_path / "plain", **SIZES), tmp_path / "saved"

@@ -14,7 +14,6 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.testing.tiny import write_tiny
 
-peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 TEXT, VISION = transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText
@@ -53,6 +52,7 @@ CASES = {
 
 def trained(model, folder, **settings):
     """Saves an adapter with random values; returns the model with it merged by PEFT."""
+    peft = pytest.importorskip("peft")  # imports much
     own = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, **settings))
     with torch.no_grad():
         for parameter in own.parameters():

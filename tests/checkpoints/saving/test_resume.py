@@ -64,6 +64,7 @@ def test_killed(tmp_path, monkeypatch):
     same(whole, output)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("num_shards", [3, 4])
 def test_continued_after_a_shard(tmp_path, monkeypatch, num_shards):
     """The run dies when a shard is written, before and after it says so."""
@@ -110,6 +111,8 @@ def test_another_run_is_not_mixed_in(tmp_path, monkeypatch, caplog):
     same(whole, output)
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("left", [(), (f"{folders.MARK}.new",)])
 def test_killed_before_the_first_word(tmp_path, left):
     """Nothing is in the folder yet that says which run it is of."""

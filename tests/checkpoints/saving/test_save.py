@@ -32,6 +32,8 @@ def tensors(folder):
     return {k: v for path in folder.glob("*.safetensors") for k, v in load_file(path).items()}
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 @pytest.mark.parametrize(
     "quantization",

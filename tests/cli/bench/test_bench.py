@@ -312,6 +312,7 @@ def test_a_clock_takes_exclusive_times(monkeypatch):
     }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_the_machine_is_measured(precision):
     kernels = native.load() if precision == "int4" else None  # torch has no such product

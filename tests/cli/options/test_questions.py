@@ -14,6 +14,7 @@ def test_questions_by_name_may_be_in_files(tmp_path):
     assert chosen == found
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [

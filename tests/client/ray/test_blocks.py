@@ -203,6 +203,7 @@ def test_a_cluster_holds_as_many_actors_as_its_machines():
     assert cards.resources == {"num_cpus": 1, "num_gpus": 4}
 
 
+@pytest.mark.full
 def test_an_actor_is_as_large_as_its_engines(tmp_path, monkeypatch):
     model = str(write_tiny("qwen2", tmp_path, num_hidden_layers=1))
     options = {"num_threads": 3, "max_num_seqs": 5, "kv_cache_memory": 2**22}

@@ -57,7 +57,6 @@ def by_key(found, name="text"):
     return {row["key"]: row[name] for row in found}
 
 
-@pytest.mark.first
 @pytest.mark.full
 def test_a_dataset_gets_the_answers_of_one_engine(captioned, rows, texts_of, helpers):
     given = rows(10)
@@ -119,7 +118,6 @@ dataset.write_parquet(answers)
 """
 
 
-@pytest.mark.first
 @pytest.mark.long
 def test_a_killed_driver_of_a_dataset_is_continued(
     machines, model, rows, texts_of, helpers, environment, tmp_path

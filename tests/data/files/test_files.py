@@ -73,6 +73,7 @@ def test_missing_inputs_raise(tmp_path, monkeypatch, path, words):
         find_media([path])
 
 
+@pytest.mark.full
 @given(st.lists(st.text(st.sampled_from("aB.7_-10²é"), max_size=8), max_size=6))
 def test_any_names_can_be_sorted(texts):
     keys = sorted(map(natural_key, texts))

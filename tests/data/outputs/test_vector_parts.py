@@ -39,6 +39,7 @@ def written(
 FORMATS = ("jsonl", "lance", "parquet", "tar", "npy")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("shape", [(4,), (3, 4)])
 def test_vectors_come_back_exactly(tmp_path: Path, suffix: str, shape: tuple[int, ...]) -> None:

@@ -58,6 +58,8 @@ def check_once(rows, num_rows=NUM_ROWS):
     assert [row.line for row in rows] == list(range(1, num_rows + 1))
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_a_cell_that_python_cannot_hold_is_an_error_of_its_row(read, tmp_path, suffix):
     """In one file of two columns for each kind, so that a process is started for each suffix only:
@@ -85,12 +87,14 @@ def test_what_cannot_be_told_by_row_is_an_error_of_its_batch(read, tmp_path):
     assert [row.id for row in rows if isinstance(row, BadItem)] == ["1.arrow batch 0"]
 
 
+@pytest.mark.full
 def test_a_zone_that_is_unknown_here_is_utc(read, tmp_path):
     column = pyarrow.array([0], pyarrow.timestamp("us", tz="Foo/Bar"))
     (row,) = read(write(tmp_path / "a.parquet", pyarrow.table({"x": column})))
     assert str(row.values["x"]) == "1970-01-01 00:00:00+00:00"
 
 
+@pytest.mark.full
 def test_values_are_those_that_pyarrow_gives(read, tmp_path):
     import datetime
     import decimal
@@ -120,6 +124,7 @@ def test_values_are_those_that_pyarrow_gives(read, tmp_path):
     ]
 
 
+@pytest.mark.full
 def test_offsets_that_lead_outside_yield_no_foreign_bytes(read, tmp_path):
     """An IPC file is not checked by the library: offsets were followed wherever they lead."""
     table = pyarrow.table({"x": [f"text {n}" for n in range(NUM_ROWS)], "n": list(range(NUM_ROWS))})
@@ -156,6 +161,7 @@ def claim(path, real, claimed):
     path.write_bytes(blob[: -8 - size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "claimed", [2**50, *(pytest.param(n, marks=pytest.mark.full) for n in (2**62, 10**6 + 1))]
 )
@@ -170,6 +176,7 @@ def test_a_footer_that_claims_too_many_rows_is_one_error(read, tmp_path, claimed
     assert open_rows(str(path)).num_rows in (1, 10**6 + 1)
 
 
+@pytest.mark.full
 def test_batches_that_claim_rows_without_bytes_are_one_error(read, tmp_path):
     nulls = pyarrow.Array.from_buffers(pyarrow.null(), 2**40, [None])
     options = pyarrow.ipc.IpcWriteOptions(allow_64bit=True)
@@ -209,6 +216,7 @@ def test_cells_over_a_limit_are_errors_of_their_rows(read, tmp_path):
     assert "3000 bytes, 2000 are allowed" in found[1].message
 
 
+@pytest.mark.full
 def test_rows_are_counted_again_when_a_file_has_changed(tmp_path):
     path = write(tmp_path / "a.parquet", pyarrow.table({"x": [1, 2]}))
     rows = open_rows(str(path))
@@ -228,6 +236,7 @@ def children():
     return set(found)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
 def test_a_reader_that_is_killed_is_started_again(tmp_path):
     """Whenever it dies, every row is read once."""
@@ -243,6 +252,7 @@ def test_a_reader_that_is_killed_is_started_again(tmp_path):
     assert lines == [(line, False) for line in range(1, 401)]
 
 
+@pytest.mark.full
 def test_a_file_that_is_cut_while_it_is_read_ends_no_run(tmp_path):
     """It is mapped into memory: a page that is gone is a SIGBUS."""
     table = pyarrow.table({"x": [bytes(100_000)] * 200})
@@ -403,6 +413,7 @@ def test_mutated_tables_end_in_rows_or_errors(tmp_path, form):
         check_mutations(tmp_path, form, 200, seed)
 
 
+@pytest.mark.full
 def test_a_process_that_ends_at_every_start_ends_the_reading(tmp_path, monkeypatch):
     """The table was counted; since then nothing starts any more."""
     path = write(tmp_path / "a.parquet", pyarrow.table({"x": [1, 2]}))

@@ -46,6 +46,7 @@ def test_a_file_whose_name_has_braces_is_itself(tmp_path):
     ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [

@@ -22,6 +22,7 @@ def folder(tmp_path, pngs):
     return tmp_path / "mine"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_media_of_a_metadata_file(read, folder, suffix):
     rows = [{"file_name": "0.png", "title": "a"}, {"file_name": "sub/1.png", "title": "b"}]
@@ -103,6 +104,7 @@ def save(folder, table, files=("data-00000-of-00001.arrow",), **state):
     (folder / "dataset_info.json").write_text("{}")
 
 
+@pytest.mark.full
 def test_saved_splits(read, tmp_path):
     table = pyarrow.table({"text": ["a", "b"]})
     for split in ("train", "test"):

@@ -75,6 +75,7 @@ def test_good_and_bad_rows_of_one_file(tmp_path):
     assert [row.line for row in rows] == list(range(1, len(hostile) + 4))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -97,6 +98,8 @@ def test_a_reader_that_fails_loses_the_rest_of_its_file(body, reason, tmp_path):
     assert reason in found[2]
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -112,6 +115,8 @@ def test_a_reader_that_yields_nothing(body, reason, tmp_path):
     assert "corpus format own of plugin" in message
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", ["import nothing_like_it", "os._exit(3)"])
 def test_a_module_that_cannot_be_imported_is_told_at_once(fault, tmp_path):
     """In the process that reads, where it is imported."""
@@ -120,6 +125,7 @@ def test_a_module_that_cannot_be_imported_is_told_at_once(fault, tmp_path):
         open_rows(str(write(tmp_path)), kinds=kinds)
 
 
+@pytest.mark.full
 def test_rows_are_numbered_through_files_and_only_the_wanted_are_read(tmp_path):
     """A reader may use one dict for all rows, and need not end: it is asked for what is wanted."""
     body = "    row = {'n': -1}\n    while True:\n        row['n'] += 1\n        yield row"
@@ -128,6 +134,7 @@ def test_rows_are_numbered_through_files_and_only_the_wanted_are_read(tmp_path):
     assert [row.values["n"] for row in rows] == list(range(600))
 
 
+@pytest.mark.full
 def test_packed_content_and_long_suffixes(tmp_path):
     kinds = kinds_of(tmp_path, fields="suffixes=('.own.gz', '.x.jsonl')")
     (tmp_path / "a.OWN.gz").write_bytes(gzip.compress(b"{'x': 1}\n"))
@@ -138,6 +145,7 @@ def test_packed_content_and_long_suffixes(tmp_path):
     assert "damaged or cut off" in shown(read(tmp_path / "cut.own.gz", kinds))[-1]
 
 
+@pytest.mark.full
 def test_first_bytes_decide_where_nobody_knows_the_suffix(tmp_path):
     kinds = kinds_of(tmp_path, fields="suffixes=('.own',), first_bytes=(b\"{'x\",)")
     for name in ("a", "a.odd"):
@@ -157,6 +165,7 @@ def test_a_suffix_that_is_built_in(priority, is_ours, tmp_path, caplog):
     assert ("blocked_plugins" in caplog.text) == is_ours
 
 
+@pytest.mark.full
 def test_two_plugins_conflict_until_one_is_chosen(tmp_path):
     paths = []
     for name in ("first", "second"):
@@ -171,6 +180,7 @@ def test_two_plugins_conflict_until_one_is_chosen(tmp_path):
         assert shown(read(file, kinds)) == [{"by": "second"}]
 
 
+@pytest.mark.full
 def test_a_folder_is_read_by_the_plugin_before_lists_and_after_shards(tmp_path):
     folder = tmp_path / "corpus"
     folder.mkdir()

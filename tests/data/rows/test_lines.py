@@ -73,6 +73,7 @@ def test_blank_lines_are_skipped_together_and_counted(tmp_path):
     assert num_lines == 20_000_006
 
 
+@pytest.mark.full
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_any_bytes_give_every_line_that_is_not_blank(tmp_path_factory, pieces):
     blob = b"\n".join(pieces)

@@ -80,6 +80,7 @@ def test_without_zstd_the_extra_is_named(monkeypatch, tmp_path):
         list(open_rows(str(tmp_path / "a.jsonl.zst")).read(None))
 
 
+@pytest.mark.full
 def test_a_bomb_is_read_a_piece_at_a_time(read, tmp_path):
     """A member of 300 MB in 300 KB is refused before it is read."""
     member = tarfile.TarInfo("a.txt")

@@ -57,6 +57,7 @@ def test_nested_values_may_be_json_texts(file):
     assert "column messages" in bad.message
 
 
+@pytest.mark.full
 def test_rows_come_group_by_group_and_can_be_chosen(file):
     path = file([{"prompt": f"p{number}"} for number in range(1, 201)], row_group_size=50)
     found = items(path, shard=2, num_shards=50, limit=120)

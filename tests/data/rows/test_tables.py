@@ -38,6 +38,8 @@ def write_ipc(table, path, *, is_stream=False):
 
 
 class TestArrow:
+    @pytest.mark.full
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("is_stream", [False, True])
     def test_files_and_streams(self, read, table, pngs, tmp_path, is_stream):
         path = tmp_path / "a.arrow"
@@ -46,12 +48,14 @@ class TestArrow:
         assert [row.line for row in read(path, shard=2, num_shards=3)] == [2, 5]
         assert [row.line for row in read(path, limit=3)] == [1, 2, 3]
 
+    @pytest.mark.full
     def test_feather(self, read, table, pngs, tmp_path):
         from pyarrow import feather
 
         feather.write_feather(table, str(tmp_path / "a.feather"))
         check(read(tmp_path / "a.feather"), pngs)
 
+    @pytest.mark.full
     def test_a_damaged_file_harms_no_other(self, read, table, tmp_path):
         for number in range(3):
             write_ipc(table, tmp_path / f"{number}.arrow")
@@ -63,6 +67,7 @@ class TestArrow:
 
 
 class TestParquet:
+    @pytest.mark.full
     def test_several_files_are_numbered_through(self, read, table, tmp_path):
         from pyarrow import parquet
 
@@ -105,6 +110,7 @@ class TestDelimited:
         assert (first.values["title"], last.values["title"], last.line) == ("a", "c", 3)
         assert words in bad.message
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("num_after", [0, 1, 3, 40_000])
     def test_an_open_quote_swallows_no_other_row(self, read, tmp_path, num_after):
         """Whether the file ends in it, or a field becomes too long."""
@@ -161,11 +167,13 @@ class TestDatasets:
         }
         return datasets.Dataset.from_dict(rows, features=features)
 
+    @pytest.mark.full
     def test_what_save_to_disk_has_written(self, read, dataset, pngs, tmp_path):
         dataset.save_to_disk(str(tmp_path / "one"))
         check(read(tmp_path / "one"), pngs)
         assert open_rows(str(tmp_path / "one")).num_rows == 5
 
+    @pytest.mark.full
     def test_splits_are_chosen(self, dataset, tmp_path):
         import datasets
 

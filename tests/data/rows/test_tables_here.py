@@ -72,6 +72,7 @@ def bad_lines(rows):
     return [row.line for row in rows if isinstance(row, BadItem)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("form", ["parquet", "file", "stream"])
 def test_rows_and_faults_of_every_form(read, tmp_path, form):
     column = not_utf8()

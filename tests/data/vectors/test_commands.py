@@ -52,6 +52,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "v.npy"
 
 
+@pytest.mark.full
 def test_an_item_is_searched_for_without_a_model(stored: str) -> None:
     lines = run("search", stored, "--like", "c", "-k", "2").stdout.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["d", "b"]
@@ -71,6 +72,7 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
     assert Path("k.txt").read_text().split() == ["a", "c", "e"]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "said"),
     [

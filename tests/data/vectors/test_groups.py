@@ -37,6 +37,7 @@ def first_by_pairs(rows: np.ndarray, threshold: float) -> list[int]:
     return first
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("step", [1, 7, 50])
 @pytest.mark.parametrize("outer", [1, 600, 10**6])
 @pytest.mark.parametrize("tile", [3, 64])
@@ -65,6 +66,7 @@ def test_the_most_similar_item_is_named() -> None:
     assert (found.near[~is_near] == -1).all()
 
 
+@pytest.mark.full
 def test_equal_vectors_are_one_group_at_a_threshold_of_1() -> None:
     rows = np.tile(clusters(1, 777), (3000, 1))
     found = grouped(reader(rows, 1000), 3000, 1.0)

@@ -28,6 +28,8 @@ def oracle(rows: np.ndarray, query: np.ndarray, is_cosine: bool = True) -> np.nd
     return (wide * own).sum(axis=1)
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("step", [1, 7, 100, 5000])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_the_nearest_are_those_of_the_whole_matrix(step: int, similarity: str) -> None:

@@ -46,6 +46,7 @@ def read(*names: str, column: str | None = None) -> tuple[list[int], np.ndarray]
     return numbers, np.concatenate([block.rows for block in blocks])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["jsonl", "lance", "parquet", "npy", "tar"])
 @pytest.mark.parametrize("tokens", [(), (3,)])
 def test_an_output_is_read_whatever_its_format(
@@ -79,6 +80,7 @@ def test_what_is_not_in_a_part_yet_is_read_too(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("number", ["halffloat", "float", "double"])
 @pytest.mark.parametrize("size", [-1, 4])
 def test_a_table_of_others_is_read(tmp_path: Path, number: str, size: int) -> None:

@@ -132,6 +132,7 @@ def test_a_delta_of_reasoning_only(generation: Any) -> None:
     assert pairs == [("why", ""), ("", ""), ("", "so")]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("parser", [None, Ernie45VLParser, Ernie45VLThinkingParser, Qwen3Parser])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

@@ -21,6 +21,7 @@ def pieces_of(tokenizer: Any, token_ids: list[int], **options: Any) -> list[str]
     return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("skips", [True, False])
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

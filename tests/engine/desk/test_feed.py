@@ -112,7 +112,7 @@ def test_an_interrupt_is_the_callers(feed, desk, engine, ask):
 @pytest.mark.parametrize("waiting_for", ["engine", "intake"])
 def test_close_in_another_thread(feed, desk, engine, intake, waiting_for, monkeypatch):
     monkeypatch.setattr(local, "CLOSE_SECONDS", 600.0)  # for what does not end by itself
-    prompts = {"engine": ["stuck"], "intake": [lambda: intake.is_interrupted.wait(600)]}
+    prompts = {"engine": ["stuck"], "intake": [lambda: intake.is_interrupted.wait(120)]}
     engine.stuck.add("stuck")
     answers = feed(prompts[waiting_for])
     closing = threading.Timer(0.1, desk.close)

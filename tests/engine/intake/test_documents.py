@@ -328,6 +328,7 @@ class Lies:
         return self.parts[index]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("found", "message"),
     [
@@ -359,7 +360,7 @@ def test_a_splitter_that_hangs_has_a_deadline(papers, splitter):
     import threading
 
     event = threading.Event()
-    splitter.split = lambda source, options, limits: event.wait(600)
+    splitter.split = lambda source, options, limits: event.wait(120)
     intake = papers(limits=MediaLimits(decode_timeout=0.05))
     with pytest.raises(MediaTimeoutError, match=r"media splitter PaperSplitter .* the paper"):
         intake.accept(paper(PAGES, b"3"), PARAMS)

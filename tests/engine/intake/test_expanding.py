@@ -126,7 +126,7 @@ def test_a_plugin_has_a_limited_time(expander, monkeypatch):
     monkeypatch.setattr("mmdeploy_llm.system.guarding.calls.GRACE", 0.0)
     ended = threading.Event()
     slow = expander(
-        lambda part, about: ended.wait(600) and [],
+        lambda part, about: ended.wait(120) and [],
         engine={"limits": MediaLimits(decode_timeout=0.1)},
     )
     with pytest.raises(MediaTimeoutError, match=r"content\[0\]: plugin 'acme' .* within 0.1 s"):

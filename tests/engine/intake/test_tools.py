@@ -118,6 +118,7 @@ def test_placeholders_in_tools_are_text(intake, tokenizer):
     assert request.tools[0]["function"] == function
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "call",
     [
@@ -159,6 +160,7 @@ def test_wrong_calls(intake, calls, message):
         render(intake, [USER, {"role": "assistant", "content": "", "tool_calls": calls}])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
 def test_content_that_is_none_is_empty(intake, role):
     messages = [{"role": role, "content": None}, USER]

@@ -75,9 +75,10 @@ def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor, clock)
     assert processor.calls == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("method", ["decode", "process"])
 def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, monkeypatch):
-    monkeypatch.setattr(processor, method, lambda *args: awake.wait(600))
+    monkeypatch.setattr(processor, method, lambda *args: awake.wait(120))
     start = time.monotonic()
     with pytest.raises(RequestTimeoutError, match=LATE + "its image was being prepared"):
         intake.accept(with_media(b"5"), PARAMS, deadline=Deadline.after(0.5))
@@ -91,7 +92,7 @@ def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
 
     class Pipe:
         def read(self, count):
-            awake.wait(600)
+            awake.wait(120)
 
     intake = make_intake(fetch=fetch)
     for source in ("http://example.com/5", Pipe()):
@@ -142,7 +143,7 @@ class TestSharedItems:
 
     def test_the_one_that_waits_makes_it_itself(self, cache, awake):
         def late():
-            awake.wait(600)
+            awake.wait(120)
             raise Deadline.after(1).error("its image was being prepared")
 
         thread, errors = self.begin(cache, late)
@@ -153,7 +154,7 @@ class TestSharedItems:
         assert len(errors) == 1
 
     def test_the_one_that_waits_ends_at_its_own_deadline(self, cache, awake):
-        thread, errors = self.begin(cache, lambda: awake.wait(600))
+        thread, errors = self.begin(cache, lambda: awake.wait(120))
         with pytest.raises(RequestTimeoutError, match=LATE + "another request was preparing"):
             cache.get_or_make("k", list, Deadline.after(0.5))
         awake.set()

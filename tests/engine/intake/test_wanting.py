@@ -68,6 +68,7 @@ def test_an_empty_prompt_is_refused(accept, empty):
         accept(empty)
 
 
+@pytest.mark.full
 def test_conversations_have_the_instruction_as_their_system_message(accept):
     rules = {"system": "represent"}
     text = accept({"prompt": "a", "multimodal_data": IMAGE}, **rules).prompt

@@ -300,6 +300,7 @@ def guess_with_mistakes(kit, config, monkeypatch):
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "scene",
     [pytest.param(scene, marks=[pytest.mark.full] * (scene not in FIRST)) for scene in SCENES],

@@ -42,7 +42,6 @@ def test_no_step_waits_for_the_compiler(lines_of):
     assert lines_of("compile_a_run.py") == []
 
 
-@pytest.mark.first
 def test_all_kernels_compile(lines):
     """Checks that compile_for_gpu.py launches every kernel that the modules define, new ones
     too."""
@@ -74,7 +73,6 @@ def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
         assert int(numbers["spilled"]) <= MAX_SPILLED, line
 
 
-@pytest.mark.first  # next to the other test of the same lines
 def test_kernels_fit(lines):
     for line in lines:
         numbers = dict(re.findall(r"(\w+) (\d+)", line))

@@ -25,6 +25,7 @@ def asked(*parts):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "Where is the cat?"}]}]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("budget", ["full", 16])
 def test_pixels_of_the_resized_picture_follow_its_budget(tmp_path, budget):
     """Where a family counts pixels of what it sees, fewer tokens of a picture are other pixels."""

@@ -227,6 +227,7 @@ def expected(folder):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [

@@ -42,6 +42,7 @@ def assert_equal(processor, theirs, image, limits, **options):
     assert ours.prompt_text == processor.prompt_text(item, options) == text
 
 
+@pytest.mark.full
 def test_random_sizes_equal_transformers(tmp_path, noise, limits):
     rng, theirs = random.Random(7), Gemma4ImageProcessorPil()
     processor = Gemma4ImageProcessor(checkpoint_of(tmp_path), {})

@@ -43,6 +43,7 @@ def processor(folder):
     made.close()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seconds", [0.05, 1.0, 1.237])
 def test_features_and_counts_equal_transformers(processor, folder, seconds):
     given = sound(seconds)
@@ -77,6 +78,7 @@ def test_a_model_without_a_tower_says_so(folder):
         Gemma4AudioProcessor(checkpoint, {})
 
 
+@pytest.mark.full
 def test_sounds_and_a_picture_as_transformers(folder, processor, noise):
     """In one prompt and in several, whole and in chunks of a batch."""
     assert_as_transformers(folder, processor, noise)

@@ -10,6 +10,7 @@ from mmdeploy_llm.errors import CheckpointError
 OPTIONS = {"dtype": "float32", "quiet": True, "use_warmup": False, "max_model_len": 64}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "is_left_out"),
     [("glm4v", False), ("glm_ocr", True), ("glm4_moe", True), ("glm4v_moe", True)],

@@ -115,6 +115,7 @@ def answer(model, made, ids, count=COUNT):
     return out[0].tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [
@@ -155,6 +156,7 @@ def asked(tiny_copy, tmp_path):
 QUESTIONS = [("What is the title of this?", 0), ("Who? " * 40, 1), ("What is the title", 0)]
 
 
+@pytest.mark.full
 def test_questions_are_drawn_above_the_pictures(asked):
     images = Pix2StructImageProcessorPil.from_pretrained(asked)
     model = transformers.Pix2StructForConditionalGeneration.from_pretrained(asked).eval()

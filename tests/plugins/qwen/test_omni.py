@@ -161,6 +161,7 @@ def joined(kind, items):
     }
 
 
+@pytest.mark.full
 def test_two_sounds_a_picture_and_a_video(family, noise):
     """In one prompt; the video without its sound."""
     given = {
@@ -207,6 +208,7 @@ def test_sounds_equal_transformers(family, seconds):
     assert processor.most == (tiny_omni.CHUNK if family.prefix == "Qwen25Omni" else None)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seconds", [0.6, 2.0, 3.7])
 def test_a_video_with_its_sound(family, seconds):
     """Interleaved as by transformers' processor, at its positions, with its answers."""

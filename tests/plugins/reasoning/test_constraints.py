@@ -204,6 +204,7 @@ def end_of(name: str, parser: ReasoningParser) -> str:
     return end + {"ernie-x1": "\n<response>", "hunyuan": "\n<answer>"}.get(name, "")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("are_tokens", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
@@ -256,6 +257,7 @@ def test_white_space_before_the_thinking_has_an_end(writer) -> None:
     assert one.tokenizer.decode(found.token_ids[:5]) in ("\n\n\n\nr", "\n\n\n\n<")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", [*FIRST[:4], *(pytest.param(n) for n in FIRST[4:])])
 def test_preempted_is_uninterrupted(writer, name) -> None:
     one, (prompt, begun) = writer(name), opened(name)

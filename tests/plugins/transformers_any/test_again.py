@@ -66,6 +66,8 @@ def answers(llm):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 def test_answers_are_those_of_generate(made):
     """In a batch and again, from prefixes or in chunks where these are possible, and in a pool in
     which requests are preempted."""
@@ -79,6 +81,7 @@ def test_answers_are_those_of_generate(made):
             assert answers(llm) == answers(llm) == wanted
 
 
+@pytest.mark.one_is_quick
 def test_an_answer_of_one_request_is_a_prompt_of_another(made):
     """A model whose prompt is unlike its answer does not take one for the other."""
     name, folder, wanted = made
@@ -94,6 +97,7 @@ def test_an_answer_of_one_request_is_a_prompt_of_another(made):
     assert list(output.outputs.token_ids) == own[0, len(longer) :].tolist()
 
 
+@pytest.mark.one_is_quick
 def test_log_probabilities_of_a_prompt_that_sees_itself_are_an_error(made):
     """They do not exist; of other models they are given."""
     name, folder, _ = made
@@ -113,6 +117,7 @@ def test_tokens_are_kept_as_bits():
         assert num_prompt == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "quantization"),
     [
@@ -151,6 +156,7 @@ def test_why_generate_runs_again_is_said(census, tmp_path, monkeypatch, caplog):
     assert "by `generate` since one pass failed (RuntimeError: no pass)" in caplog.text
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["Blip2ForConditionalGeneration", "MusicgenForCausalLM"])
 def test_media_and_several_heads_are_refused(name, census):
     """Their answers need more than tokens."""

@@ -64,6 +64,7 @@ def count(processor, size):
     return processor.count_tokens(ImageHeader(size=size), {})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("tokens", [24, 100])
 def test_no_image_has_more_tokens(name, tokens, tmp_path):

@@ -126,6 +126,8 @@ ROBERTAS = {
 }
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ROBERTAS)
 def test_roberta_counts_from_after_padding(tmp_path, name):
     """As it was trained, and up to the last position that it has."""

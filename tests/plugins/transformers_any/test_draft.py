@@ -114,6 +114,7 @@ class Oracle:
         return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "options"),
     [

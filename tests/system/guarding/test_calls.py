@@ -43,7 +43,7 @@ def hang(calls, awake, count=1):
 
     def wait():
         helpers.append(threading.current_thread())
-        awake.wait(600)
+        awake.wait(120)
 
     for _ in range(count):
         with pytest.raises(MediaTimeoutError, match="plugin 'x' is late"):
@@ -107,12 +107,12 @@ def test_a_deadline_ends_the_wait_and_is_no_fault_of_the_plugin(awake):
     calls = CallGuard(max_hung=2)
     for num_late in (1, 2):
         with pytest.raises(MediaTimeoutError):
-            run(calls, lambda: awake.wait(600), deadline=Deadline.after(0.05))
+            run(calls, lambda: awake.wait(120), deadline=Deadline.after(0.05))
         assert calls.num_hung == num_late
     assert run(calls, lambda: 7) == 7, "it is still called"
     start = time.monotonic()
     with pytest.raises(MediaTimeoutError):
-        run(calls, lambda: awake.wait(600), seconds=0.4, deadline=Deadline.after(0.05))
+        run(calls, lambda: awake.wait(120), seconds=0.4, deadline=Deadline.after(0.05))
     assert time.monotonic() - start >= 0.4
     awake.set()
     wait_until(lambda: calls.num_hung == 0)
@@ -121,7 +121,7 @@ def test_a_deadline_ends_the_wait_and_is_no_fault_of_the_plugin(awake):
 def test_a_deadline_after_the_time_limit_changes_nothing(awake):
     calls = CallGuard(max_hung=1)
     with pytest.raises(MediaTimeoutError, match="is late"):
-        run(calls, lambda: awake.wait(600), seconds=0.05, deadline=Deadline.after(9))
+        run(calls, lambda: awake.wait(120), seconds=0.05, deadline=Deadline.after(9))
     with pytest.raises(MediaError, match="is not called"):
         run(calls, lambda: 1, deadline=Deadline.after(9))
 
@@ -139,7 +139,7 @@ def test_closing_ends_helpers_and_waiting(awake):
 
     def wait():
         try:
-            run(calls, lambda: awake.wait(600), seconds=20)
+            run(calls, lambda: awake.wait(120), seconds=20)
         except MediaError as error:
             errors.append(str(error))
 
@@ -178,7 +178,7 @@ def test_an_idle_helper_holds_nothing_of_its_last_call():
 
 def test_callers_do_not_wait_for_each_other(awake):
     calls, done = CallGuard(), []
-    slow = threading.Thread(target=lambda: done.append(run(calls, lambda: awake.wait(600), 20)))
+    slow = threading.Thread(target=lambda: done.append(run(calls, lambda: awake.wait(120), 20)))
     slow.start()
     assert run(calls, lambda: 1) == 1
     assert not done

@@ -128,6 +128,7 @@ def test_shards_have_whole_documents(folder):
     assert {own.partition("#")[0] for own in records("2.jsonl")} == {"broken.pdf"}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [

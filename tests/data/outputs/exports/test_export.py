@@ -15,6 +15,7 @@ from mmdeploy_llm.system.guarding.claims import claimed
 from .conftest import record_at, written
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("first", ["one.jsonl", "one.parquet", "one.tar"])
 @pytest.mark.parametrize("second", ["two.jsonl", "two.parquet", "two.tar"])
 def test_outputs_of_batches_become_each_other(captions, first, second):
@@ -103,6 +104,7 @@ def test_a_table_that_is_no_output_is_told(captions, tmp_path):
         export_records([str(tmp_path / "prices.csv")], "two.jsonl")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["csv", "coco", "imagefolder", "yolo", "kohya", "sidecar"])
 def test_what_another_run_writes_is_left_to_it(captions, tmp_path, name):
     is_folder = name not in ("csv", "coco")
@@ -118,6 +120,7 @@ def test_what_another_run_writes_is_left_to_it(captions, tmp_path, name):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["imagefolder", "yolo", "kohya"])
 def test_what_another_run_has_written_meanwhile_stays(captions, tmp_path, name, monkeypatch):
     out = tmp_path / "out"

@@ -159,6 +159,7 @@ def test_relative_paths_are_found_from_another_folder(captions, photos, monkeypa
     assert found.num_out == 2
 
 
+@pytest.mark.full
 def test_a_folder_that_has_files_stays(captions, photos):
     (photos / "set").mkdir()
     (photos / "set/mine.txt").write_text("x")

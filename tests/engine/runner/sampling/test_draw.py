@@ -129,6 +129,7 @@ def test_draws_equal_the_reference(rows, vocab_size, seed, spread, has_ties):
             assert token == draw_one(row, **rule, uniform=uniform)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("vocab_size", "rule"),
     [

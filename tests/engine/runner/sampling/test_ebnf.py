@@ -37,6 +37,8 @@ def matches(matcher, tokenizer, word):
     return True
 
 
+@pytest.mark.full
+@pytest.mark.one_is_quick
 @needs_llguidance
 @pytest.mark.parametrize(
     ("grammar", "regex"),
@@ -81,6 +83,7 @@ def nested(word):
     )
 
 
+@pytest.mark.full
 @needs_llguidance
 def test_random_grammars_equal_expressions(backend, tokenizer):
     random_ = random.Random(0)

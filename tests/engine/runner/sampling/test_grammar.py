@@ -96,6 +96,7 @@ class TestConstraints:
         for other in ("say", "a\\", "a\nb", "[x]", "x", "[x]|(y)*x"):
             assert not accepts(backend, tokenizer, guided, other)
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("as_text", [False, True])
     @pytest.mark.parametrize("seed", range(4))
     def test_json_schema(self, make_request, make_sampler, backend, tokenizer, seed, as_text):
@@ -168,6 +169,7 @@ class TestConstraints:
         for text in ("<f=c>", '<f=a>{"n": "x"}</f>', '<f=a>{"n": 1}', "<f=b>1", "<f=a>text"):
             assert not accepts(backend, tokenizer, guided, text), text
 
+    @pytest.mark.full
     def test_added_tokens(self):
         """A text contains those that are not special; a structural tag may begin with a special
         one."""
@@ -333,6 +335,7 @@ class TestCache:
         monkeypatch.setattr(grammar_module, "compiled", compile_and_note)
         return lambda: len(grammars)
 
+    @pytest.mark.full
     def test_equal_constraints_are_compiled_once(self, own_backend, num_compiled):
         own_backend.validate(GuidedDecodingParams(regex="a+"))
         own_backend.validate(GuidedDecodingParams(regex="a+"))
@@ -340,11 +343,13 @@ class TestCache:
         own_backend.guide(GuidedDecodingParams(regex="b+"))
         assert num_compiled() == 2
 
+    @pytest.mark.full
     def test_a_regex_is_not_a_grammar(self, own_backend, num_compiled):
         own_backend.validate(GuidedDecodingParams(regex='root ::= "a"'))
         own_backend.validate(GuidedDecodingParams(grammar='root ::= "a"'))
         assert num_compiled() == 2
 
+    @pytest.mark.full
     def test_spacing_makes_another_grammar(self, own_backend, num_compiled):
         own_backend.validate(GuidedDecodingParams(json_object=True))
         own_backend.validate(GuidedDecodingParams(json_object=True, disable_any_whitespace=False))
@@ -454,6 +459,7 @@ class TestSchemas:
         with pytest.raises(RequestError, match=r"number 0\.12345678901234567890 in 'const'"):
             backend.guide(GuidedDecodingParams(json=text))
 
+    @pytest.mark.full
     def test_an_unknown_format_is_a_note(self, own_backend, tokenizer, caplog):
         schema = {
             "type": "object",

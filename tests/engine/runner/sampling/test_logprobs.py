@@ -27,6 +27,7 @@ def expected_entry(row, token_id, k):
     return [(one, ranks[one], logits[one] - total) for one in chosen]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("has_ties", [False, True])
 @pytest.mark.parametrize("k", [0, 1, 20])

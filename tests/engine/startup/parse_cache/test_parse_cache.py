@@ -113,6 +113,7 @@ def test_plugins_of_other_packages_get_transformers_objects(read, model, kept, m
     assert read(model)[1] == (False, False)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"]
 )
@@ -139,6 +140,7 @@ def test_a_file_that_became_malformed_is_refused(read, model, kept):
         read(model)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "damage",
     [
@@ -166,6 +168,7 @@ def test_files_that_changed_places_are_not_used(read, model, kept):
     assert read(model)[1] == (False, False)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 @pytest.mark.parametrize("case", ["file", "folder", "fifo"])
 def test_what_others_may_write_is_not_used(read, model, kept, case, caplog):
