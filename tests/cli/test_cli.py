@@ -148,7 +148,7 @@ def made(monkeypatch):
     module = types.ModuleType("mmdeploy_llm.client.llm")
     module.LLM = module.AsyncLLM = lambda model, **options: FakeLLM(llms, model, **options)
     for name in ("llm", "aio.async_llm"):
-        monkeypatch.setitem(sys.modules, f"mmdeploy_llm.{name}", module)
+        monkeypatch.setitem(sys.modules, f"mmdeploy_llm.client.{name}", module)
     return llms
 
 
@@ -664,7 +664,7 @@ def plugged(monkeypatch):
         manager = PluginManager()
         for plugin in plugins:
             manager.register(plugin, type(plugin).__name__)
-        monkeypatch.setattr(cli.program, "load_plugins", lambda *args: manager)
+        monkeypatch.setattr(cli.program, "load_plugins", lambda **chosen: manager)
         monkeypatch.setattr(cli.program, "has_other_plugins", lambda: True)
 
     return plug

@@ -70,8 +70,7 @@ class BulkClient(AnsweringClient):
         input: a folder of images, videos and other media (`prompt` is asked about each), a corpus
         in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
         line, read lazily; media paths in a file are relative to its folder.
-        options: see ColumnArguments (of a corpus; `prompt` may name columns too: "Describe
-        {title}."), PageArguments, AskingArguments, RunArguments and SidecarArguments.
+        options: see BatchOptions. Of a corpus `prompt` may name columns too: "Describe {title}."
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].

@@ -71,7 +71,7 @@ class FindingOptions:
 
     @property
     def how_animated(self) -> str:
-        """Says what images of several frames are."""
+        """The kind that images of several frames are of."""
         return "image" if self.animated is None else self.animated
 
     def wanted(self) -> Wanted:

@@ -3,7 +3,8 @@
 
 This is the one table of options. A field is an option: its type, default, bounds and sentence. The
 signatures of LLM and others, the TypedDict for editors, NAME=VALUE of --engine, and docs/options.md
-are made of it; with a Flag the program has an option of its own, in the groups that list its name.
+are made of it. With a Flag the program has an option of its own in the groups that list its name
+(engine_flags.py is written of them: run tests/test_option_dicts.py after a change).
 The title of its class is its heading in docs/options.md.
 """
 
@@ -145,7 +146,7 @@ class ModelOptions(FrozenParams, defer_build=True):
 
 
 class DeviceOptions(FrozenParams, defer_build=True):
-    """Names what computes."""
+    """The devices that compute, and their threads."""
 
     title: ClassVar[str] = "Device and threads"
 
