@@ -7,8 +7,9 @@ columns, the decoders, and what names stored media all ask this table.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 FirstBytes = bytes | tuple[int, bytes]  # at the beginning of a file, or at an offset
@@ -77,8 +78,16 @@ def format_of(head: bytes) -> Format | None:
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()[:64].lower()
     if text.startswith(b"<?xml"):
         return SVG if b"<svg" in head else XML
-    rows = CERTAIN if is_text(head) else FORMATS
-    return next((row for row in rows if row.fits(head) or text.startswith(row.texts)), None)
+    if text.startswith(_TEXTS):
+        return next(row for row in FORMATS if text.startswith(row.texts))
+    places = set(_UNINDEXED)
+    for offset in _OFFSETS:
+        places.update(_INDEX.get((offset, head[offset : offset + 2]), ()))
+    for place in sorted(places):
+        row = FORMATS[place]
+        if row.fits(head) and (row.is_certain or not is_text(head)):
+            return row
+    return None
 
 
 def is_text(head: bytes) -> bool:
@@ -272,4 +281,21 @@ FORMATS = (
     _other("program", "", b"\x7fELF", b"MZ\x90\0"),
     _other("GGUF model", "", b"GGUF"),
 )
-CERTAIN = tuple(row for row in FORMATS if row.is_certain)
+
+
+def _indexed() -> Mapping[tuple[int, bytes], Sequence[int]]:
+    """Returns (offset, two bytes there) -> the places of the rows to look at."""
+    index: dict[tuple[int, bytes], list[int]] = {}
+    for place, row in enumerate(FORMATS):
+        for begin in row.outer or row.begins:
+            offset, own = begin if isinstance(begin, tuple) else (0, begin)
+            index.setdefault((offset, own[:2]), []).append(place)
+    return MappingProxyType(index)
+
+
+_INDEX = _indexed()
+_OFFSETS = sorted({offset for offset, _ in _INDEX})
+_UNINDEXED = tuple(  # looked at always
+    place for place, row in enumerate(FORMATS) if row.check and not (row.outer or row.begins)
+)
+_TEXTS = tuple(text for row in FORMATS for text in row.texts)
