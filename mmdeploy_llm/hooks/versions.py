@@ -14,7 +14,7 @@ from mmdeploy_llm.values.text.display import error_text, shown
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-API_VERSION = (1, 1)  # removals and changes, additions; see tests/hooks/test_surface.py
+API_VERSION = (2, 0)  # removals and changes, additions; see tests/hooks/test_surface.py
 OUR_DISTRIBUTION = "mmdeploy-llm"
 WRITTEN_FOR = "MMDEPLOY_LLM_API"  # the name in a plugin's module
 
