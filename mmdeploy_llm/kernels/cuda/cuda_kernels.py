@@ -26,8 +26,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 class CudaKernels(Kernels):
     """Launches kernels on the current CUDA stream without waiting for the device; see
-    kernels.Kernels for what each computes. Attention and sampling on CUDA are chosen
-    in layers/attention/ and engine/runner/sampling/."""
+    kernels.Kernels for what each computes. Attention and sampling on CUDA are chosen in
+    layers/attention/ and engine/runner/sampling/."""
 
     is_compiled = samples_on_device = True
 
