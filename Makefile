@@ -24,7 +24,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
 
 help:
 	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
-	@echo "make test         run the quick tests (CPU, offline, under 4 minutes on two cores)"
+	@echo "make test         run the quick tests (CPU, offline)"
 	@echo "make test-all     run the quick and the full tests; CI leaves out what a change cannot concern"
 	@echo "make coverage     run the same and count the lines: 97 % are needed"
 	@echo "make durations    run the same and write tests/durations.json: the longest begin first"

@@ -17,7 +17,7 @@ HEAVY |= {"av", "httpcore2", "jinja2", "asyncio", "mmdeploy_llm.engine.startup.s
 OF_REPORTS = {"numpy", "PIL", "jinja2", "asyncio"}  # small pictures in a template; tqdm.auto
 OF_BATCHES = {"jinja2"}
 # Modules of ours that are loaded at most; each costs about a millisecond.
-MAX_MODULES = {"mmdeploy_llm.client.llm": 200, "mmdeploy_llm.cli.program": 110}
+MAX_MODULES = {"mmdeploy_llm.client.llm": 200, "mmdeploy_llm.cli.program": 200}
 
 NAMES = "from mmdeploy_llm import LLM, SamplingParams"
 ALL = """
