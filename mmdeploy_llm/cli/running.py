@@ -46,12 +46,7 @@ def run_and_report(
     of LLM(). page: name of the report, if one is wanted. after: see After."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.report.whole import ReportOptions, RunReport
-    from mmdeploy_llm.cli.terminal.output import (
-        batch_summary,
-        caption_table,
-        make_console,
-        printable,
-    )
+    from mmdeploy_llm.cli.terminal import output as terminal
     from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 
     model = desk.model.model
@@ -75,15 +70,16 @@ def run_and_report(
     fault = None if report is None else _write(report, summary)
     page = page if summary.num_records and fault is None else None
     if desk.shown.table:
-        make_console().print(caption_table(list(summary.records())))
+        terminal.make_console().print(terminal.caption_table(list(summary.records())))
         typer.echo()
     has_vectors = job.settings.asks.wanted is not None
     done = "captioned" if is_caption else "embedded" if has_vectors else "done"
-    typer.echo(batch_summary(summary, done=done))
+    typer.echo(terminal.batch_summary(summary, done=done))
     for line in after(summary):
-        typer.echo(printable(line))
+        typer.echo(terminal.printable(line))
     what = "captions:" if is_caption else "vectors: " if has_vectors else "results: "
-    typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
+    places = f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")
+    typer.echo(terminal.printable(places))
     if fault is not None:
         raise fault
     end_with_exit_code(summary)

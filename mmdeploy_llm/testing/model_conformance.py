@@ -30,8 +30,8 @@ from mmdeploy_llm.testing.models.equalities import max_difference
 from mmdeploy_llm.testing.models.models import Grid, ModelSubject
 from mmdeploy_llm.testing.models.prompts import make_prompt
 from mmdeploy_llm.testing.tiny import family_of, write_family
-from mmdeploy_llm.weights import build_model
 from mmdeploy_llm.weights.folder import read_checkpoint
+from mmdeploy_llm.weights.load import build_model
 
 from .conformance import Conformance
 

@@ -116,7 +116,7 @@ from mmdeploy_llm_plugins.llama.text import LlamaForCausalLM
 from mmdeploy_llm.weights.folder import read_checkpoint
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.system.sharding import shares_of
-from mmdeploy_llm.weights import build_model
+from mmdeploy_llm.weights.load import build_model
 
 checkpoint, size = read_checkpoint(Path(sys.argv[1])), int(sys.argv[2])
 

@@ -12,7 +12,7 @@ from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.layers import MergedLinear
 from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.moe import MoEConfig, Router
-from mmdeploy_llm.weights import Target, WeightMap
+from mmdeploy_llm.weights.map import Target, WeightMap
 
 MOE = MoEConfig(num_experts=3, top_k=1, intermediate_size=6)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights import find_weights
+from mmdeploy_llm.weights.find import find_weights
 
 INDEX = "model.safetensors.index.json"
 

@@ -14,8 +14,9 @@ from torch import nn
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
 from mmdeploy_llm.layers import Linear
-from mmdeploy_llm.weights import WeightMap, build_model, files
-from mmdeploy_llm.weights.map import Target
+from mmdeploy_llm.weights import files
+from mmdeploy_llm.weights.load import build_model
+from mmdeploy_llm.weights.map import Target, WeightMap
 
 CPU = torch.device("cpu")
 
@@ -231,7 +232,7 @@ sys.path.insert(0, {tests!r})
 import torch
 from test_load import Wide
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.weights import build_model
+from mmdeploy_llm.weights.load import build_model
 
 def peak():
     # not getrusage: its peak starts at that of the parent process

@@ -63,18 +63,16 @@ def quantize_checkpoint(
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
     group_size: columns that share a scale, or -1 for whole rows. choice: plugins, plugin_files,
-    blocked_plugins, use, as of an engine.
-    calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; what
-    was lost is written to quantization_loss.json. open_model: opens a model, as LLM does, to
-    calibrate with. rounds_towers: to 8 bits in groups of 128.
+    blocked_plugins, use, as of an engine. calibrate_with: a folder of images and videos, or a
+    corpus, to calibrate the decoder with; what was lost is written to quantization_loss.json.
+    open_model: opens the model for it, as LLM does. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
     output in memory, and while it calibrates the model and the moments of two layers' inputs.
     Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
     that cannot be rounded, and errors of the model's files and plugins.
     """
-    if (calibrate_with is None) != (open_model is None):
-        raise ConfigError("calibrate_with and open_model are given together; pass open_model=LLM")
+    _check_together(calibrate_with, open_model)
     scheme = Scheme(bits=bits, group_size=stored_group(group_size))
     nearest = GroupRounder(scheme, TOWERS if rounds_towers else None)
     config = EngineConfig.from_options(model, PluginChoice(**choice).model_dump())
@@ -100,6 +98,11 @@ def quantize_checkpoint(
         if done is not None and open_model is not None:
             found = _compared(config, summary, done, partial, open_model)
     return found
+
+
+def _check_together(calibrate_with: str | None, open_model: OpenModel | None) -> None:
+    if (calibrate_with is None) != (open_model is None):
+        raise ConfigError("calibrate_with and open_model are given together; pass open_model=LLM")
 
 
 def _read(model: str) -> tuple[Checkpoint, Mapping[str, Any]]:

@@ -20,9 +20,9 @@ from mmdeploy_llm.hooks.objects.model import cross_of, media_size
 from mmdeploy_llm.testing.models.dense import DenseRunner
 from mmdeploy_llm.testing.models.paged import PagedRunner
 from mmdeploy_llm.testing.models.reference import Reference
-from mmdeploy_llm.weights import build_model
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights
+from mmdeploy_llm.weights.load import build_model
 
 from .base import Check, CheckFailed, CheckSkipped, attributed, demand, factory_of
 

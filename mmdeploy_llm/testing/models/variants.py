@@ -23,9 +23,9 @@ from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.testing.tiny import randomize
-from mmdeploy_llm.weights import build_model
 from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.folder import read_checkpoint
+from mmdeploy_llm.weights.load import build_model
 
 from .base import Check, CheckSkipped, attributed, demand, factory_of
 from .dense import DenseRunner

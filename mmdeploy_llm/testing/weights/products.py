@@ -25,8 +25,9 @@ from mmdeploy_llm.layers import (
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.testing.models.base import CheckSkipped, attributed, demand
 from mmdeploy_llm.testing.models.dense import DenseRunner
-from mmdeploy_llm.weights import WeightMap, build_model
 from mmdeploy_llm.weights.files import SafetensorsFile
+from mmdeploy_llm.weights.load import build_model
+from mmdeploy_llm.weights.map import WeightMap
 from mmdeploy_llm.weights.quantized.reading import QuantizedFile
 
 from .subject import WeightFormatSubject, distance, random_weight

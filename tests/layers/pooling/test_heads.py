@@ -20,7 +20,7 @@ from mmdeploy_llm.layers.pooling.rules import DenseRule, EmbeddingRules
 from mmdeploy_llm.testing.models.dense import DenseRunner
 from mmdeploy_llm.testing.tiny import generating
 from mmdeploy_llm.values.options.config import EngineConfig
-from mmdeploy_llm.weights import build_model
+from mmdeploy_llm.weights.load import build_model
 
 CPU = torch.device("cpu")
 # None of a family's placeholders, which transformers reads otherwise than as text.

@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer
-from mmdeploy_llm.weights import build_model
+from mmdeploy_llm.weights.load import build_model
 
 MOE = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
