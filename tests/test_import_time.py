@@ -195,7 +195,7 @@ def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
     )
     lines = [f"{command} --engine nothing=1" for command in commands]
     modules = loaded(MISTAKES, *lines, cwd=tmp_path)
-    assert not (HEAVY | {"mmdeploy_llm.hooks", "mmdeploy_llm.batch"}) & modules
+    assert not (HEAVY | {"mmdeploy_llm.hooks", "mmdeploy_llm.batch.job"}) & modules
     assert "mmdeploy_llm.values.options.config" in modules
 
 

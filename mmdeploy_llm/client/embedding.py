@@ -10,13 +10,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.pooling.abilities import Abilities
-from mmdeploy_llm.layers.pooling.rules import Similarity
 from mmdeploy_llm.values.outputs.pooled import (
     ClassifyOutput,
     EmbeddingOutput,
@@ -30,26 +26,6 @@ from mmdeploy_llm.values.pooling_request import Pooling, Wanted
 from .arguments import as_prompt, as_prompts, is_conversation
 
 logger = logging.getLogger(__name__)
-
-Floats = NDArray[np.float32]
-MIN_NORM = 1e-12
-
-
-def similarity(query: Floats, document: Floats, kind: Similarity) -> float:
-    """Returns how alike two vectors are, larger for more alike; MaxSim of [tokens, size] each: for
-    each token of the query the best one of the document, summed up. kind: of one vector each."""
-    if query.ndim == 2:
-        return float((query @ document.T).max(axis=1).sum())
-    if kind == "euclidean":
-        return -float(np.linalg.norm(query - document))
-    if kind == "manhattan":
-        return -float(np.abs(query - document).sum())
-    product = float(query @ document)
-    if kind == "dot":
-        return product
-    norms = float(np.linalg.norm(query)) * float(np.linalg.norm(document))
-    return product / max(norms, MIN_NORM)
-
 
 GROUPS = itertools.count(2**32)  # apart from the numbers that a batch gives its groups
 NO_PAIRS = (
@@ -165,6 +141,7 @@ class Scoring:
         return [self._compared(index, *pair) for index, pair in enumerate(pairs)]
 
     def _compared(self, index: int, query: RequestOutput, document: RequestOutput) -> ScoreOutput:
+        from .similarity import similarity  # which imports numpy
 
         one, two, shared = _vector(query), _vector(document), _shared(document)
         if one is None:
