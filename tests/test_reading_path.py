@@ -15,8 +15,8 @@ from tests.tree import HOMES, ROOT
 
 MAP = ROOT / "mmdeploy_llm/README.md"
 OURS = [home / package for package, home in HOMES.items()]
-MAX_LINES = 3000  # of the files that are read in order
-MAX_RUN_LINES = 3420  # of the functions that one request runs, in all threads
+MAX_LINES = 2750  # of the files that are read in order, without their imports
+MAX_RUN_LINES = 3450  # of the functions that one request runs, in all threads
 OPTIONS = {
     "attention_backend": "reference",
     "native_kernels": False,
@@ -69,6 +69,18 @@ def reading_order():
     return [ROOT / line.split()[0] for line in listed[1].splitlines()]
 
 
+def num_lines_to_read(path):
+    """The lines of a file without the imports at its top."""
+    text = path.read_text(encoding="utf-8")
+    imports = [
+        node.end_lineno - node.lineno + 1
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return text.count("\n") - sum(imports)
+
+
 def test_what_one_request_runs_is_short(run_lines):
     num_lines = {path.name: lines_of_functions(path, run_lines[path]) for path in run_lines}
     assert sum(num_lines.values()) <= MAX_RUN_LINES, num_lines
@@ -78,4 +90,4 @@ def test_the_reading_order_is_short_and_is_what_runs(run_lines):
     files = reading_order()
     assert len(files) > 8
     assert [path for path in files if path not in run_lines] == []
-    assert sum(path.read_text().count("\n") for path in files) <= MAX_LINES
+    assert sum(num_lines_to_read(path) for path in files) <= MAX_LINES
