@@ -9,6 +9,7 @@ from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.layers.attention import libraries
 from mmdeploy_llm.layers.attention import select as selection
 from mmdeploy_llm.layers.attention.native import NativeAttention
@@ -37,7 +38,7 @@ def select(plugins, monkeypatch):
     def call(requested, has_kernels=False, capabilities=(HOPPER,), head_dim=128, installed=ALL):
         monkeypatch.setattr(libraries, "is_installed", lambda name: name in installed)
         own = dataclasses.replace(requested, head_dims=() if head_dim is None else (head_dim,))
-        host = selection.Host(kernels=KERNELS if has_kernels else None, capabilities=capabilities)
+        host = selection.Host(kernels=KERNELS if has_kernels else TORCH, capabilities=capabilities)
         return selection.select(own, plugins, host)
 
     return call
