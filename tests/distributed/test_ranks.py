@@ -318,7 +318,10 @@ def test_what_is_wrong_at_the_start_is_raised_as_it_is(tiny_folder):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
 @pytest.mark.parametrize(
     ("several", "starts"),
-    [("tensor_parallel_size", "runner.distributed"), ("data_parallel_size", "desk.remote")],
+    [
+        ("tensor_parallel_size", "engine.runner.distributed"),
+        ("data_parallel_size", "engine.desk.remote"),
+    ],
 )
 def test_cards_that_are_not_there_are_told_before_processes_start(
     tiny_folder, monkeypatch, several, starts
