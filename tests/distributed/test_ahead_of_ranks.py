@@ -16,7 +16,7 @@ import torch
 
 from mmdeploy_llm.engine.runner import distributed
 from mmdeploy_llm.engine.runner.distributed import DistributedRunner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.testing.tiny import make_tokenizer
 from mmdeploy_llm.values.options.config import EngineConfig

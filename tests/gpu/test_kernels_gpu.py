@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner.sampling import Sampler, SlotRequest
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
+from mmdeploy_llm.engine.runner.sampling.state import SlotRequest
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments
 from mmdeploy_llm.layers.attention.int4 import INT4, encode

@@ -21,17 +21,20 @@ from mmdeploy_llm.values.options.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
-ROOMS = (
-    *("answers", "batch", "exporting", "finding", "records", "report", "sidecars", "sinks"),
-    *("media", "telling"),
-)
+ROOMS = ("batch", "data/files", "data/outputs", "data/records", "media")
 BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
     "mmdeploy_llm/batch/answers/schemas.py": "the schema that the caller names",
+    "mmdeploy_llm/batch/documents/reading/asking.py": "the question that the caller names",
+    "mmdeploy_llm/batch/documents/reading/folder.py": "the folder of Markdown that the caller names",
+    "mmdeploy_llm/batch/speech/run.py": "a sound that the loader has read",
     "mmdeploy_llm/data/files/contents.py": "files of the input that may be the same",
     "mmdeploy_llm/data/outputs/npy.py": "parts of the output",
     "mmdeploy_llm/data/outputs/openai.py": "the output that the program names",
     "mmdeploy_llm/data/outputs/parquet.py": "parts of the output",
+    "mmdeploy_llm/data/outputs/opening/lance_store.py": "the output that the program names",
+    "mmdeploy_llm/data/outputs/opening/stored.py": "the output that the program names",
+    "mmdeploy_llm/media/loading/splitting.py": "bytes in memory, by a plugin's splitter",
     "mmdeploy_llm/data/outputs/exports/boxes.py": "the file or folder that the caller names",
     "mmdeploy_llm/data/outputs/exports/export.py": "the file that the caller names",
     "mmdeploy_llm/data/outputs/exports/pictures.py": "the folder that the caller names",

@@ -195,7 +195,7 @@ def test_a_batch(open_llm, tmp_path):
     (call,) = records["a"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "days": 2}
     assert records["a"]["finish_reason"] == "tool_calls"
-    assert "tool 0 must be" in records["b"]["error_msg"]
+    assert "tool 0 must be" in records["b"]["error"]["message"]
     assert "tool_calls" not in records["b"]
     assert "weather({&#34;city" in page.read_text()
     assert "answered nothing" not in page.read_text()

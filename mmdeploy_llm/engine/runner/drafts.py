@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from torch import Tensor
 
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.values.plan import ScheduledTokens
 

@@ -15,7 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.engine.runner.sampling import PendingSample, Sampler, SlotRequest
+from mmdeploy_llm.engine.runner.sampling.results import PendingSample
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
+from mmdeploy_llm.engine.runner.sampling.state import SlotRequest
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, AttentionKernels, KVCache

@@ -10,7 +10,8 @@ from typing import Any
 
 from mmdeploy_llm.engine.intake.template import checkpoint_template
 from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
-from mmdeploy_llm.engine.runner.sampling import GrammarBackend, LogitsProcessors
+from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend
+from mmdeploy_llm.engine.runner.sampling.processors import LogitsProcessors
 from mmdeploy_llm.engine.startup.parse_cache import ParseCache
 from mmdeploy_llm.hooks import (
     Checkpoint,

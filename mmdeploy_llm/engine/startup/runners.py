@@ -10,7 +10,7 @@ from functools import partial
 from mmdeploy_llm.caches import head_dims, longest_window
 from mmdeploy_llm.engine.runner.graphs import CudaRecorder, graph_sizes
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import make_sampler
+from mmdeploy_llm.engine.runner.sampling.make import make_sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.runner.states import StateTable
 from mmdeploy_llm.errors import ConfigError

@@ -11,7 +11,7 @@ import torch
 
 from mmdeploy_llm.caches import State, layer_caches, longest_window
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.runner.states import StateTable
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig

@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm.engine.runner.graphs import DecodeGraphs, DecodeOutputs, graph_sizes
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.runner.step_inputs import DecodeFrame, Paging, StepArrays
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate

@@ -11,7 +11,7 @@ import torch
 from mmdeploy_llm.engine.delivery.delivery import Delivery
 from mmdeploy_llm.engine.engine import Engine
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.hooks import EngineInfo, PluginManager

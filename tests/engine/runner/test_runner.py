@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.startup.warm_up import warm_up
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate

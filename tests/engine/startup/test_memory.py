@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.startup import memory, sizes
 from mmdeploy_llm.errors import ConfigError

@@ -5,8 +5,10 @@ import random
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner.sampling import Sampler, SlotRequest, make_sampler
+from mmdeploy_llm.engine.runner.sampling.make import make_sampler
 from mmdeploy_llm.engine.runner.sampling.results import NOT_FINITE, NOTHING_ALLOWED
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
+from mmdeploy_llm.engine.runner.sampling.state import SlotRequest
 from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.values.params import SamplingParams
 

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
 

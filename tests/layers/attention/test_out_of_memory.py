@@ -10,7 +10,7 @@ import torch
 from mmdeploy_llm import EngineConfig
 from mmdeploy_llm.engine.runner.retry import GOOD_PASSES, PassSize
 from mmdeploy_llm.engine.runner.runner import Runner
-from mmdeploy_llm.engine.runner.sampling import Sampler
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.engine.runner.slots import Slots
 from mmdeploy_llm.engine.startup.start import explaining_memory
 from mmdeploy_llm.errors import ConfigError

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from mmdeploy_llm.engine.delivery.delivery import Delivery
-from mmdeploy_llm.engine.runner.sampling import GrammarBackend, Sampler, SlotRequest
+from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
+from mmdeploy_llm.engine.runner.sampling.state import SlotRequest
 from mmdeploy_llm.hooks import ReasoningParser, Segment
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.values.outputs.request_output import CompletionOutput

@@ -5,7 +5,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mmdeploy_llm.engine.runner.sampling import GrammarBackend, Sampler, SlotRequest
+from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
+from mmdeploy_llm.engine.runner.sampling.state import SlotRequest
 from mmdeploy_llm.values.params import SamplingParams
 
 RESOLVED = {

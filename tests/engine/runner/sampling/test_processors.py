@@ -7,8 +7,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from mmdeploy_llm.engine.runner.sampling import LogitsProcessors, Sampler
+from mmdeploy_llm.engine.runner.sampling.processors import LogitsProcessors
 from mmdeploy_llm.engine.runner.sampling.results import NOT_FINITE, NOTHING_ALLOWED
+from mmdeploy_llm.engine.runner.sampling.sampler import Sampler
 from mmdeploy_llm.errors import ConfigError, PluginError, RequestError
 from mmdeploy_llm.hooks import (
     LogitsContext,
