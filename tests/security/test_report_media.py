@@ -26,7 +26,7 @@ BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
     "mmdeploy_llm/batch/answers/schemas.py": "the schema that the caller names",
     "mmdeploy_llm/batch/documents/reading/asking.py": "the question that the caller names",
-    "mmdeploy_llm/batch/documents/reading/folder.py": "the folder of Markdown that the caller names",
+    "mmdeploy_llm/batch/documents/reading/folder.py": "the folder that the caller names",
     "mmdeploy_llm/batch/speech/run.py": "a sound that the loader has read",
     "mmdeploy_llm/data/files/contents.py": "files of the input that may be the same",
     "mmdeploy_llm/data/outputs/npy.py": "parts of the output",

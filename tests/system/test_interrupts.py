@@ -115,7 +115,7 @@ def test_the_end_of_a_job_ends_like_an_interrupt(number, is_group, options, tmp_
     assert not any(word in stderr for word in ("Traceback", "ignored", "Error")), stderr
     assert (tmp_path / "out.html").exists()
     assert json.loads((tmp_path / "out.jsonl.state.json").read_text())["ending"] == "interrupted"
-    assert '"error_code": 500' not in (tmp_path / "out.jsonl").read_text()
+    assert '"code": 500' not in (tmp_path / "out.jsonl").read_text()
 
 
 def test_a_second_signal_ends_at_once_and_one_that_is_ignored_stays_so(monkeypatch):
