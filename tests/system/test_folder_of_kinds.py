@@ -82,7 +82,7 @@ def captioned(sketches, folder, tmp_path_factory):
 def test_one_command_captions_all_of_them(captioned, folder):
     out, code, said = captioned
     found = records_of(out)
-    assert (code, {record.error_msg for record in found.values()}) == (0, {None}), said
+    assert (code, {record.error for record in found.values()}) == (0, {None}), said
     assert {name: [own.kind for own in record.media] for name, record in found.items()} == {
         "a.wav": [],  # its name says it
         "b.PDF": ["pdf"],

@@ -115,7 +115,7 @@ def test_a_batch_reports_and_repeats_what_was_cut_off(llm, tmp_path):
     assert summary.failures == {"422 InvalidAnswerError": 1}
     records = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     cut = {record["id"]: record for record in records}["cut"]
-    assert (cut["finish_reason"], cut["error_class"]) == ("length", "InvalidAnswerError")
+    assert (cut["finish_reason"], cut["error"]["class"]) == ("length", "InvalidAnswerError")
     assert (cut["text"], bool(cut["reasoning"])) == ("", True)
 
 

@@ -100,6 +100,6 @@ def test_a_batch_asks_several_questions(tmp_path):
         assert list(record.answers) == ["caption", "count"]
         assert record.text == record.answers["caption"] != record.answers["count"]
         assert record.num_cached_tokens > record.num_image_tokens / 2
-    assert bad.error_code == 400
-    assert "question 'caption'" in bad.error_msg
-    assert "question 'count'" in bad.error_msg
+    assert bad.error.code == 400
+    assert "question 'caption'" in bad.error.message
+    assert "question 'count'" in bad.error.message
