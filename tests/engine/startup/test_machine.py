@@ -13,9 +13,16 @@ from mmdeploy_llm.kernels import TORCH, cuda
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.values.options.config import EngineConfig
 
-PACKAGE = Path(module.__file__).parents[1]
+PACKAGE = Path(module.__file__).parents[2]
 CARD = Card(name="card", capability=(9, 0), total_bytes=1)
 CUDA = CudaSetup(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90",), cards=(CARD,))
+
+
+class Named(str):
+    """The name of kernels, in their place."""
+
+    is_compiled, can_place_threads = True, False
+    level = None
 
 
 @pytest.fixture
@@ -24,14 +31,16 @@ def loads(monkeypatch):
     monkeypatch.setattr(
         native,
         "load",
-        lambda level=None, fixed_order=False, formats=None: (
+        lambda level=None, fixed_order=False, formats=None: Named(
             "fixed" if fixed_order else "cpu kernels"
         ),
     )
     monkeypatch.setattr(
         cuda,
         "load",
-        lambda device, rounder=None: " ".join(filter(None, (device.type, rounder or "kernels"))),
+        lambda device, rounder=None: Named(
+            " ".join(filter(None, (device.type, rounder or "kernels")))
+        ),
     )
     monkeypatch.setattr(module, "read_cuda", lambda: CUDA)
 
@@ -41,10 +50,10 @@ def loads(monkeypatch):
     [
         ({"device": "cpu"}, "cpu kernels"),
         ({"device": "cpu", "deterministic": True}, "fixed"),
-        ({"device": "cpu", "native_kernels": False}, None),
+        ({"device": "cpu", "native_kernels": False}, TORCH),
         ({"device": "auto"}, "cuda kernels"),
         ({"device": "cuda:0"}, "cuda kernels"),
-        ({"device": "cuda", "native_kernels": False}, None),
+        ({"device": "cuda", "native_kernels": False}, TORCH),
         ({"device": "cuda", "quantization": "int4"}, "cuda cpu kernels"),  # these round
     ],
 )
@@ -114,7 +123,7 @@ def test_kernels_have_one_caller():
     engine does."""
     loading = re.compile(r"\b(?:native|cuda)\.load\(|(?<!def )\bload_kernels\(")
     callers = {path for path in PACKAGE.rglob("*.py") if loading.search(path.read_text())}
-    names = ("startup/machine.py", "bench/run.py", "doctor/examination.py")
-    names += ("quantize/calibrate.py", "saving/loaded.py")
-    names += ("attention_checks/subject.py", "weight_checks/products.py")
+    names = ("engine/startup/machine.py", "cli/bench/run.py", "cli/doctor/examination.py")
+    names += ("checkpoints/quantize/calibrate.py", "checkpoints/saving/loaded.py")
+    names += ("testing/attention/subject.py", "testing/weights/products.py")
     assert callers == {PACKAGE / name for name in names}

@@ -90,7 +90,7 @@ def test_no_thread_and_no_open_processor_is_left_of_a_start_that_fails(
     stage, monkeypatch, left, closed
 ):
     """The error is held meanwhile, whose traceback refers to all that was made."""
-    monkeypatch.setattr(f"{CORE}.{stage}", fails)
+    monkeypatch.setattr(f"{CORE}.engine.{stage}", fails)
     threads = torch.get_num_threads()
     with pytest.raises(ConfigError, match="this stage fails") as error:
         LLM("shapes-vl", **SMALL)
@@ -103,7 +103,7 @@ def test_no_thread_and_no_open_processor_is_left_of_a_start_that_fails(
 @pytest.mark.full
 @pytest.mark.parametrize("stage", AFTER_THE_RANKS)
 def test_no_rank_is_left_of_a_start_that_fails_after_theirs(stage, monkeypatch, left):
-    monkeypatch.setattr(f"{CORE}.{stage}", fails)
+    monkeypatch.setattr(f"{CORE}.engine.{stage}", fails)
     with pytest.raises(ConfigError, match="this stage fails") as error:
         LLM("shapes-vl", tensor_parallel_size=2, **SMALL)
     assert len(left.begun) == 2
@@ -115,7 +115,7 @@ def test_no_rank_is_left_of_a_start_that_fails_after_theirs(stage, monkeypatch, 
 @pytest.mark.parametrize("stage", ["desk.many.ManyDesks", "startup.start.report_load"])
 def test_no_engine_is_left_of_a_start_that_fails_after_theirs(stage, monkeypatch, left, caplog):
     """They end as those that are closed do, and none is said to have died."""
-    monkeypatch.setattr(f"{CORE}.{stage}", fails)
+    monkeypatch.setattr(f"{CORE}.engine.{stage}", fails)
     with pytest.raises(ConfigError, match="this stage fails") as error:
         LLM("shapes-vl", data_parallel_size=2, **SMALL)
     assert len(left.begun) == 2
