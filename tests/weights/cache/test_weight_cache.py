@@ -422,7 +422,7 @@ def test_a_writer_that_fails_leaves_the_file_of_another_alone(cache, kernels, mo
     folder.make_folder(path.parent, 1, 2**30)
     with folder.new_file(path) as other:
         with monkeypatch.context() as patch:
-            patch.setattr(folder.locks, "lock", no_locks)
+            patch.setattr(folder.files, "lock", no_locks)
             keep(cache, kernels)
         assert "No locks available" in caplog.text
         other.write(b"x")
