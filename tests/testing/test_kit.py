@@ -98,8 +98,8 @@ def test_a_test_file_of_fifteen_lines(tmp_path, run_program):
     assert "1 failed" in short
     message = "('why', 'so'), but the example says ('why', 'no'); correct the parser or the example"
     assert message in short
-    assert "checks/parsers.py" not in short
-    assert "checks/parsers.py" in full
+    assert "plugins/parsers.py" not in short
+    assert "plugins/parsers.py" in full
 
 
 @pytest.mark.full  # a process of its own

@@ -33,8 +33,9 @@ class RMSNorm(KernelLayer):
         a residual `x` becomes it, and must not be written to afterwards."""
         if residual is None:
             return self(x), x
-        own = self.weight, self.eps, residual, self.centre
-        return self.kernels.rms_norm(x, *own), residual
+        if not self.kernels.is_compiled:  # so that a hook of this module sees it
+            return self(residual.add_(x)), residual
+        return self.kernels.rms_norm(x, self.weight, self.eps, residual, self.centre), residual
 
     def add_to(self, stream: Tensor, x: Tensor, factor: Tensor | None = None) -> Tensor:
         """Returns (stream + norm(x)) * factor, all [T, size], in the memory of `stream`. factor:
@@ -90,6 +91,8 @@ class LayerNorm(KernelLayer):
         """See RMSNorm."""
         if residual is None:
             return self(x), x
+        if not self.kernels.is_compiled:  # so that a hook of this module sees it
+            return self(residual.add_(x)), residual
         own = self.weight, self.bias, self.eps, residual
         return self.kernels.layer_norm(x, *own, is_centred=self.is_centred), residual
 
