@@ -12,9 +12,7 @@ from torch import Tensor
 
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate_states
 from mmdeploy_llm.layers.transfer import to_device_together
-from mmdeploy_llm.values.plan import ScheduledTokens
-
-ZERO_ROW, PADDING_ROW = 0, 1  # rows that stay at their places, see engine.schedule.states
+from mmdeploy_llm.values.plan import PADDING_ROW, ZERO_ROW, ScheduledTokens
 
 
 class Places:
