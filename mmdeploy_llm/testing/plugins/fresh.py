@@ -25,13 +25,16 @@ sys.path[:] = path
 from mmdeploy_llm.testing.plugins.left_over import Left, replaced_by
 from pathlib import Path
 import mmdeploy_llm.hooks
+from mmdeploy_llm import layers
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.files import load_file
 found, specs = {}, {}
 for name in names:
     is_file = name.endswith(".py")
-    if is_file:  # which may import torch, whose changes are its own
-        import mmdeploy_llm.layers
+    if is_file:  # which may import torch and all layers, whose changes are their own
+        import torch
+        for exported in layers.__all__:
+            getattr(layers, exported)
     left = Left()
     try:
         module = load_file(Path(name)) if is_file else importlib.import_module(name)
