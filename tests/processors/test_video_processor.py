@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, MediaTimeoutError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.media.isolation import pool
+from mmdeploy_llm.system.portable import children
 
 LIMITS = MediaLimits()
 FAMILIES = {"ernie": ErnieVideoProcessor, "qwen": QwenVideoProcessor}
@@ -147,13 +147,13 @@ class TestIsolation:
 
     @pytest.mark.full
     def test_the_process_is_used_again(self, make, files, monkeypatch):
-        started, start = [], pool.subprocess.Popen
+        started, start = [], children.subprocess.Popen
 
         def watched(*args, **kwargs):
             started.append(start(*args, **kwargs))
             return started[-1]
 
-        monkeypatch.setattr(pool.subprocess, "Popen", watched)
+        monkeypatch.setattr(children.subprocess, "Popen", watched)
         processor = make(video_fps=10)
         for num in (3, 4, 5):
             item = processor.decode(files.video(num, 10), LIMITS)

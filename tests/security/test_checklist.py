@@ -237,7 +237,7 @@ def answer(blob):
 def test_05_decoding_can_be_killed(function, kind, tmp_path, monkeypatch):
     """A codec that hangs, uses all memory or crashes fails its item; the next one is decoded."""
     (tmp_path / "hostile_codec.py").write_text(HOSTILE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     workers, limits = Workers(), {"timeout": 60.0, "max_memory": 2**31}
     try:
         assert list(workers.stream("hostile_codec:answer", b"abc", {}, **limits))

@@ -17,8 +17,8 @@ from mmdeploy_llm.engine.intake.templates import encoder as encoder_module
 from mmdeploy_llm.engine.intake.templates.tokenizer_steps import KNOWN, check_steps
 from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, load_tokenizer
 from mmdeploy_llm.errors import CheckpointError, EngineError, RequestError
-from mmdeploy_llm.system.processes import Channel
-from mmdeploy_llm.system.processes.helper import READY
+from mmdeploy_llm.system.processes import Channel, frames
+from mmdeploy_llm.system.processes.process import READY
 
 # The library gives up a match after ten million steps, but begins one at every letter.
 HURTS, LETTERS = "a*a*x", "a" * 3000 + "bx"
@@ -154,20 +154,24 @@ def test_a_panic_is_that_texts_error(raw_tokenizer):
         tokenizer.encode("b")
 
 
+def answer(connection):
+    return bytes(frames.receive(connection, seconds=60, max_buffer=2**20).buffers[0])
+
+
 def test_the_process_in_a_thread_of_this_one(monkeypatch):
     """Its limits are left out: they would hold for the tests too."""
-    for name in ("limit_memory", "set_limit", "drop_errors"):
+    for name in ("limit_memory", "set_limit", "drop_outputs"):
         monkeypatch.setattr(encoder_module, name, lambda *_: None)
     ours, theirs = Pipe()
     served = threading.Thread(target=serve_until_closed, args=(Channel(theirs, 0),))
     served.start()
     channel = Channel(ours, 0)
     channel.send((raw(pre_tokenizer=split("(a+)+$|b")).backend_tokenizer.to_str(), 5.0))
-    assert ours.recv_bytes() == READY
+    assert frames.receive(ours, seconds=60, max_buffer=0).text == READY
     channel.send(("b b", False))
-    assert ours.recv_bytes() == b"I" + array.array("I", [2, 0, 2]).tobytes()
+    assert answer(ours) == b"I" + array.array("I", [2, 0, 2]).tobytes()
     channel.send(("a" * 40 + "!", False))
-    assert ours.recv_bytes().startswith(b"E")
+    assert answer(ours).startswith(b"E")
     ours.close()
     served.join(60)
     assert not served.is_alive()

@@ -217,16 +217,16 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
 @pytest.mark.full
 def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     """The process that decodes gets SIGKILL before a batch, and again and again while it runs."""
-    from mmdeploy_llm.media.isolation import pool
+    from mmdeploy_llm.system.portable import children
 
     started = []
-    start = pool.subprocess.Popen
+    start = children.subprocess.Popen
 
     def watched(*args, **kwargs):
         started.append(start(*args, **kwargs))
         return started[-1]
 
-    monkeypatch.setattr(pool.subprocess, "Popen", watched)
+    monkeypatch.setattr(children.subprocess, "Popen", watched)
     prompts = [video_prompt(files.video(8 + number, 10)) for number in range(6)]
     want = [tokens(output) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
     llm._desk.intake.media._processed.clear()

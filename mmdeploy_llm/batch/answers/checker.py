@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
-from mmdeploy_llm.system.processes.helper import READY, Helper, limit_memory
+from mmdeploy_llm.system.processes.helper import Helper, limit_memory
 from mmdeploy_llm.system.processes.process import Channel
 
 SECONDS = 5.0  # for one text
@@ -82,7 +82,7 @@ def serve(channel: Channel) -> None:
     import jsonschema
     from jsonschema_specifications import REGISTRY
 
-    channel.connection.send_bytes(READY)
+    channel.ready()
     limit_memory(MAX_MEMORY)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     # This registry knows the published schemas and fetches nothing.
@@ -91,7 +91,7 @@ def serve(channel: Channel) -> None:
         text = channel.receive()
         found = _schema_fault(kind, schema) if text is None else _fault(validator, text)
         words = GOOD if found is None else b"E" + found[:MAX_SHOWN].encode("utf-8", "replace")
-        channel.connection.send_bytes(words)
+        channel.answer(words)
 
 
 def _schema_fault(kind: Any, schema: Any) -> str | None:

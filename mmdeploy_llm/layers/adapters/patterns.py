@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from mmdeploy_llm.errors import CheckpointError, WorkerDiedError
 from mmdeploy_llm.system.portable.limits import set_limit
-from mmdeploy_llm.system.processes.helper import READY, Helper, limit_memory
+from mmdeploy_llm.system.processes.helper import Helper, limit_memory
 from mmdeploy_llm.system.processes.process import Channel
 
 SECONDS = 10.0
@@ -57,7 +57,7 @@ def _matched(patterns: Sequence[str], paths: Sequence[str]) -> Matches:
 def serve(channel: Channel) -> None:
     """Runs in the process: matches what comes, once."""
     channel.receive()
-    channel.connection.send_bytes(READY)
+    channel.ready()
     limit_memory(MAX_MEMORY)
     set_limit("seconds", math.ceil(time.process_time() + SECONDS) + 2)
     patterns, paths = channel.receive()
@@ -65,7 +65,7 @@ def serve(channel: Channel) -> None:
         answer: Matches | str = _matched(patterns, paths)
     except (re.error, RecursionError, MemoryError, OverflowError) as error:
         answer = str(error)[:200] or type(error).__name__
-    channel.connection.send_bytes(json.dumps(answer).encode())
+    channel.answer(json.dumps(answer).encode())
 
 
 # The language model of a model with media lies below it or beside it, as its towers do.

@@ -1,63 +1,58 @@
-"""The worker process: python -m mmdeploy_llm.media.isolation.worker WORD
+"""What runs in the process that decodes media: calls functions, and answers what they yield.
 
-WORD leads to a socket. Reads calls from it, answers them one by one, and exits when the parent is
-gone.
+call              {"function", "file", "args", "max_memory"}, the media's bytes
+each pair         frame with the text {"fields", "shape"} and the array's bytes
+end, or an error  frame without a text, for an error with the bytes of [class, message]
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import socket
-import sys
-import threading
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import MediaLimitError, PluginLoadError, RequestError
 from mmdeploy_llm.hooks.files import load_named
-from mmdeploy_llm.system.portable.children import Parent, end_with
 from mmdeploy_llm.system.portable.limits import set_limit
-
-from .wire import PeerGoneError, receive, send
-
-
-def main() -> None:
-    """Serves calls until the parent is gone."""
-    parent = Parent.found(sys.argv[1])
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
-    with parent.peer as peer, contextlib.suppress(PeerGoneError):
-        while True:
-            call, blob = receive(peer, max_payload=2**62)
-            _answer(peer, call, bytes(blob))
+from mmdeploy_llm.system.processes import Channel, frames
+from mmdeploy_llm.system.processes.helper import drop_outputs
 
 
-def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
-    """Runs one call; sends any error to the parent instead of raising it."""
+def serve(channel: Channel) -> None:
+    """Answers calls until the channel closes."""
+    channel.receive()
+    drop_outputs()
+    channel.ready()
+    while True:
+        call, blob = channel.receive()
+        error = _answer(channel, call, bytes(blob))
+        channel.answer(*([json.dumps(error).encode()] if error else []))
+
+
+def _answer(channel: Channel, call: Mapping[str, Any], blob: bytes) -> tuple[str, str] | None:
+    """Runs one call; returns the class and message of an error instead of raising it."""
     try:
         set_limit("memory", call["max_memory"])  # where there is none, the deadline protects
         module, _, name = call["function"].partition(":")
-        if call.get("file") is not None:  # of a plugin that is a single file
+        if call["file"] is not None:  # of a plugin that is a single file
             load_named(Path(call["file"]), module)
         function = getattr(importlib.import_module(module), name)
         for fields, array in function(blob, **call["args"]):
             shape = list(array.shape) if array is not None else None
-            send(peer, {"fields": fields, "shape": shape}, array if array is not None else b"")
-        send(peer, {"done": True})
-    except PeerGoneError:
+            text = json.dumps({"fields": fields, "shape": shape}).encode()
+            frames.send(channel.connection, text, [] if array is None else [array])
+    except (BrokenPipeError, ConnectionResetError):
         raise
     except RequestError as error:
-        send(peer, {"error": type(error).__name__, "message": str(error)})
+        return type(error).__name__, str(error)
     except PluginLoadError as error:
-        send(peer, {"error": "MediaError", "message": str(error)})
+        return "MediaError", str(error)
     except MemoryError:
         limit = call["max_memory"] // 2**20
         message = f"decoding it needs more than the {limit} MiB that a worker may use; shrink it"
-        send(peer, {"error": MediaLimitError.__name__, "message": message})
+        return MediaLimitError.__name__, message
     except Exception as error:  # codecs raise anything; their messages can hold paths and addresses
-        message = f"it cannot be decoded ({type(error).__name__} while reading it)"
-        send(peer, {"error": "MediaError", "message": message})
-
-
-if __name__ == "__main__":
-    main()
+        return "MediaError", f"it cannot be decoded ({type(error).__name__} while reading it)"
+    return None

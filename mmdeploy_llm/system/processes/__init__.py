@@ -1,7 +1,8 @@
 """Child processes that end with their parent, and the messages between them.
 
     Worker     one function in a child process, with a channel of values both ways
-    Helper     calls into a child that is killed when it does not answer in time
+    Helper     calls into a child that is killed when it does not answer in time; it answers in
+               frames, which are never unpickled
     Home       keeps a forked child away from its parent's threads and connections
 
 Nothing here imports torch: a child that needs none starts without it.

@@ -1,9 +1,9 @@
 """Helper: calls in a child process that is killed when it does not answer in time.
 
-    caller --job--> Helper.call --Worker--> child: the entry function, which answers in bytes
+    caller --job--> Helper --Worker--> child: the entry function, which answers in frames
 
-The child starts at the first call. What it answers is bytes and is never unpickled: it computes
-with what strangers wrote. After a call that failed, the next one starts another child.
+The child starts at the first call. What it answers is never unpickled: it computes with what
+strangers wrote. After a call that failed, the next one starts another child.
 """
 
 from __future__ import annotations
@@ -11,27 +11,26 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
-from mmdeploy_llm.system.portable.children import left_after_waiting
 from mmdeploy_llm.system.portable.limits import address_space, set_limit, tell_what_is_unlimited
 
-from .process import Channel, Worker
+from .frames import Frame
+from .process import READY, Channel, Worker
 
 START_SECONDS = 60.0
 MAX_ANSWER = 2**20  # bytes
-READY = b"ready"
 
 
 class Helper:
     """Calls a child process, which several threads use one after the other.
 
     name: name of the process in messages.
-    entry: a picklable function that runs in the child: it receives `setup`, sends READY, and then
-        sends bytes for each job that it receives.
-    max_answer: bytes of the largest answer.
+    entry: a picklable function that runs in the child: it receives `setup`, calls `channel.ready`,
+        and then answers each job that it receives.
+    max_answer: bytes of the largest answer, or of the largest buffer of a frame.
     """
 
     def __init__(
@@ -63,16 +62,28 @@ class Helper:
 
     def call(self, job: Any, seconds: float) -> bytes:
         """Returns the child's answer. Raises TimeoutError after `seconds`, which exclude the
-        child's start; WorkerDiedError when it died; EngineError when it does not start or this
-        object is closed."""
+        child's start; WorkerDiedError when it died or answered nonsense; EngineError when it does
+        not start or this object is closed."""
+        answer = b""
+        for frame in self.stream(job, seconds):
+            answer = b"".join(frame.buffers)
+        return answer
+
+    def stream(self, job: Any, seconds: float) -> Generator[Frame, None, None]:
+        """Yields the frames that the child answers, up to the one without a text, which is the
+        last and is left out if it is empty. Raises as `call` does; seconds: of waiting in all."""
         with self._turn:
             is_sound = False
             try:
                 worker = self._started()
                 worker.send(job)
-                answer = self._answer(worker, seconds)
-                is_sound = True
-                return answer
+                while True:
+                    frame = worker.receive_frame(seconds, self._max_answer)
+                    seconds, is_sound = frame.seconds_left, not frame.text
+                    if frame.text or frame.buffers:
+                        yield frame
+                    if is_sound:
+                        return
             except WorkerDiedError:
                 self._check_open()
                 raise
@@ -98,14 +109,6 @@ class Helper:
         with self._turn:
             self._drop()
 
-    def _answer(self, worker: Worker, seconds: float) -> bytes:
-        if left_after_waiting(worker.connection, seconds) is None:
-            raise TimeoutError(f"{self._name} did not answer in {seconds:g} s")
-        try:
-            return worker.connection.recv_bytes(self._max_answer)
-        except (EOFError, OSError):
-            raise WorkerDiedError(f"{self._name} ended") from None
-
     def _spawned(self) -> Worker:
         """Returns the process, a new one if need be, which may still be starting."""
         if self._worker is not None:
@@ -123,9 +126,8 @@ class Helper:
         worker = self._spawned()
         if self._is_ready:
             return worker
-        with contextlib.suppress(EOFError, OSError):
-            if left_after_waiting(worker.connection, START_SECONDS) is not None:
-                self._is_ready = worker.connection.recv_bytes(len(READY)) == READY
+        with contextlib.suppress(TimeoutError, WorkerDiedError):
+            self._is_ready = worker.receive_frame(START_SECONDS, 0).text == READY
         if not self._is_ready:
             self._check_open()
             raise EngineError(f"the process {self._name!r} does not start")
@@ -151,8 +153,9 @@ def limit_memory(more: int) -> None:
     set_limit("core", 0)
 
 
-def drop_errors() -> None:
-    """Drops what this process writes as errors: Rust writes where it panics, and where memory or
-    stack run out, and that is the error of one request."""
+def drop_outputs() -> None:
+    """Drops what this process writes: codecs write what they find wrong, and Rust where it panics,
+    and where memory or stack run out, and that is the error of one item."""
     with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)

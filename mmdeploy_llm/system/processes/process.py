@@ -27,6 +27,7 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, ModelError, WorkerDiedError
 from mmdeploy_llm.system.portable import children, signals
 
+from . import frames
 from .forks import finalize_here
 from .wire import Message, receive
 
@@ -38,6 +39,7 @@ PACKAGE = "mmdeploy_llm"
 TAIL_SIZE = 8000  # characters of a process's last output that are kept
 NUM_LINES = 12  # lines of that output in an error message
 CLOSE_SECONDS = 10.0
+READY = b"ready"
 
 
 class Channel:
@@ -62,6 +64,14 @@ class Channel:
     def receive(self) -> Any:
         """Waits for the next value. Raises EOFError or OSError when the other process has ended."""
         return receive(self.connection)
+
+    def ready(self) -> None:
+        """Sends that the child of a Helper takes jobs now."""
+        frames.send(self.connection, READY)
+
+    def answer(self, *answer: bytes) -> None:
+        """Sends the last frame of the answer to a job, which is the whole of most answers."""
+        frames.send(self.connection, b"", answer)
 
 
 class _Failure:
@@ -148,6 +158,19 @@ class Worker:
             self._process.wait(CLOSE_SECONDS)
         raise WorkerDiedError(f"{self.name} failed: {value.text}{self._last_output()}")
 
+    def receive_frame(self, seconds: float, max_buffer: int) -> frames.Frame:
+        """Waits for the next frame, which is never unpickled. max_buffer: bytes of one buffer.
+        Raises TimeoutError after `seconds`, and WorkerDiedError for the process's end and for what
+        is no frame."""
+        try:
+            return frames.receive(self.connection, seconds=seconds, max_buffer=max_buffer)
+        except TimeoutError:
+            raise TimeoutError(f"{self.name} did not answer in time") from None
+        except (EOFError, OSError):
+            raise WorkerDiedError(self.ended_by()) from None
+        except ValueError:
+            raise WorkerDiedError(f"{self.name} sent an invalid answer") from None
+
     def hang_up(self) -> None:
         """Ends the conversation, which ends the process, also where forked processes hold copies of
         the connection. A thread that waits for the connection finds its end. May be called from any
@@ -184,22 +207,12 @@ class Worker:
 
     def _raise_end(self) -> Any:
         """Waits for the end of the process and raises WorkerDiedError."""
-        try:
-            status = self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise WorkerDiedError(
-                f"{self.name} closed its channel without ending{self._last_output()}"
-            ) from None
-        ending = signals.end_of(status)
-        raise WorkerDiedError(
-            f"{self.name} (process {self.pid}) died with {ending}{self._last_output()}"
-        ) from None
+        raise WorkerDiedError(self.ended_by() + self._last_output()) from None
 
     def _last_output(self) -> str:
         text = self._tail.text()
         lines = [line for line in text.splitlines() if line.strip()][-NUM_LINES:]
-        return "; it wrote nothing" if not lines else "; it wrote last:\n  " + "\n  ".join(lines)
+        return "; it wrote last:\n  " + "\n  ".join(lines) if lines else ""
 
 
 def close_all(workers: Sequence[Worker]) -> None:
@@ -238,6 +251,8 @@ def _end_process(process: subprocess.Popen[bytes], connection: Connection, lifel
     connection.close()
     process.kill()
     os.close(lifeline)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(CLOSE_SECONDS)
 
 
 def main() -> None:

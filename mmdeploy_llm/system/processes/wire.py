@@ -87,6 +87,11 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
+def unpickled(data: bytes) -> Any:
+    """Returns bytes such that they are sent outside of the pickle; they arrive as a memoryview."""
+    return pickle.PickleBuffer(data)
+
+
 def _padded_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 

@@ -14,16 +14,19 @@ from mmdeploy_llm.data.rows.rows import BadItem, FirstLines
 from mmdeploy_llm.data.rows.tables import arrow, ipc, lance_table, parquet, remote, serve
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.system.processes import Channel
+from mmdeploy_llm.system.processes import Channel, Worker
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
-class ThreadWorker:
+class ThreadWorker(Worker):
     """A worker that is a thread."""
 
+    connection = None
+
     def __init__(self, name, entry, *, is_quiet):
+        self.name = name
         self.connection, theirs = Pipe()
         self._channel = Channel(self.connection, 0)
         self._theirs = theirs
@@ -37,9 +40,6 @@ class ThreadWorker:
             pass
         finally:
             self._theirs.close()
-
-    def send(self, value):
-        self._channel.send(value)
 
     def ended_by(self):
         return "it ended"
@@ -105,11 +105,11 @@ def test_reading_begins_again_within_a_group(tmp_path):
     for name in ("a.parquet", "a.arrow", "b.arrow"):
         failed = []
 
-        def send(peer, message, real=serve.send, failed=failed):
-            if 60 in json.loads(message[0]).get("lines", []) and not failed:
+        def send(connection, text, buffers, real=serve.send, failed=failed):
+            if 60 in json.loads(text).get("lines", []) and not failed:
                 failed.append(1)
                 raise arrow.NeedsCareError
-            real(peer, message)
+            real(connection, text, buffers)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(serve, "send", send)
@@ -147,9 +147,9 @@ def test_claims_and_groups_that_end_early(read, tmp_path, monkeypatch):
 
 
 def test_rows_that_are_too_large_together_are_sent_one_by_one(read, tmp_path, monkeypatch):
-    from mmdeploy_llm.data.rows.tables import frames
+    from mmdeploy_llm.data.rows.tables import encoding
 
-    monkeypatch.setattr(frames, "MAX_TEXT_BYTES", 3000)
+    monkeypatch.setattr(encoding, "MAX_TEXT", 3000)
     table = pyarrow.table({"x": ["a" * 900] * 5 + ["a" * 9000] + ["a"], "y": [b"b" * 600_000] * 7})
     write_ipc(tmp_path / "a.arrow", table)
     rows = read(tmp_path / "a.arrow")

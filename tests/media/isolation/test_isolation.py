@@ -50,7 +50,7 @@ def loaded(blob, names):
     yield {"names": [name for name in names if name in sys.modules]}, None
 
 def nonsense(blob):
-    os.write(int(__import__("sys").argv[1].split(':')[1]), b"\\xff" * 4096)
+    os.write(int(__import__("sys").argv[-1].split(':')[1]), b"\\xff" * 4096)
     yield {}, None
 """
 LIMITS = {"timeout": 60.0, "max_memory": 2 * 2**30}
@@ -59,7 +59,7 @@ LIMITS = {"timeout": 60.0, "max_memory": 2 * 2**30}
 @pytest.fixture
 def workers(tmp_path, monkeypatch):
     (tmp_path / "isolated_functions.py").write_text(FUNCTIONS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     found = Workers()
     yield found
     found.close()
@@ -92,7 +92,7 @@ def test_a_worker_is_used_again(workers):
     assert pid_of(workers) == pid_of(workers)
 
 
-def test_a_worker_starts_in_little_time(workers):
+def test_a_worker_starts_in_little_time(workers, cold_children):
     """What reads media needs no schemas and no metadata of packages."""
     ((fields, _),) = call(workers, "loaded", names=["torch", "pydantic", "packaging"])
     assert fields["names"] == []

@@ -1,10 +1,10 @@
-"""The process that decodes media, run in a thread of this one: what it answers to each outcome of a
-call, and that it ends with its parent."""
+"""The function of the process that decodes media, run in a thread of this one: what it answers to
+each outcome of a call."""
 
-import os
-import socket
+import json
 import sys
 import threading
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +12,8 @@ import pytest
 
 from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.media.isolation import worker
-from mmdeploy_llm.media.isolation.wire import receive, send
-from mmdeploy_llm.system.portable import children
+from mmdeploy_llm.system.processes import Channel, frames
+from mmdeploy_llm.system.processes.process import READY
 
 OUTCOMES = {
     "good": None,
@@ -40,57 +40,54 @@ def limits(monkeypatch):
 
 
 @pytest.fixture
-def peer(monkeypatch, limits):
-    """The parent's end of a worker's socket."""
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr(worker, "end_with", lambda parent: None)
-    monkeypatch.setattr(sys, "argv", ["worker", f"fd:{theirs.detach()}:0"])
+def channel(monkeypatch, limits):
+    """The parent's end of a worker's channel."""
+    ours, theirs = Pipe()
+    monkeypatch.setattr(worker, "drop_outputs", lambda: None)
     monkeypatch.setitem(sys.modules, "acme_decoder", SimpleNamespace(decode=decode))
-    thread = threading.Thread(target=worker.main)
+    thread = threading.Thread(target=served, args=(Channel(theirs, 0),))
     thread.start()
-    yield ours
+    found = Channel(ours, 0)
+    found.send(None)
+    assert received(found).text == READY
+    yield found
     ours.close()
     thread.join(60)
     assert not thread.is_alive(), "it must end with its parent"
 
 
-def answers(peer, outcome):
-    call = {"function": "acme_decoder:decode", "max_memory": 2**30, "args": {"outcome": outcome}}
-    send(peer, call, b"abc")
+def served(channel):
+    with pytest.raises(EOFError):
+        worker.serve(channel)
+
+
+def received(channel):
+    return frames.receive(channel.connection, seconds=60, max_buffer=2**20)
+
+
+def answers(channel, outcome):
+    """Returns (the fields, the array's bytes) of each pair, and the last frame's words."""
+    call = {"function": "acme_decoder:decode", "file": None, "max_memory": 2**30}
+    channel.send(({**call, "args": {"outcome": outcome}}, b"abc"))
     found = []
-    while not found or not {"done", "error"} & set(found[-1][0]):
-        found.append(receive(peer, 2**20))
-    return found
+    while (frame := received(channel)).text:
+        found.append((json.loads(frame.text), b"".join(frame.buffers)))
+    return found, [json.loads(bytes(buffer)) for buffer in frame.buffers]
 
 
-def test_every_outcome_is_one_last_message(peer, limits):
-    first, second, last = answers(peer, "good")
-    assert first == ({"fields": {"number": 0}, "shape": [1, 3]}, b"abc")
-    assert second == ({"fields": {"number": 1}, "shape": None}, b"")
-    assert last == ({"done": True}, b"")
+def test_every_outcome_is_one_last_frame(channel, limits):
+    first, second = ({"number": number} for number in range(2))
+    assert answers(channel, "good") == (
+        [({"fields": first, "shape": [1, 3]}, b"abc"), ({"fields": second, "shape": None}, b"")],
+        [],
+    )
     for outcome, error, message in (
         ("its own error", "MediaLimitError", "too long"),
         ("memory", "MediaLimitError", "decoding it needs more than the 1024 MiB"),
         ("a bug", "MediaError", "it cannot be decoded (KeyError while reading it)"),
     ):
-        found = answers(peer, outcome)[-1][0]
-        assert found["error"] == error
-        assert found["message"].startswith(message)
-        assert "secret" not in found["message"]
+        [[found_error, found]] = answers(channel, outcome)[1]
+        assert found_error == error
+        assert found.startswith(message)
+        assert "secret" not in found
     assert limits == [2**30] * 4
-
-
-def test_it_ends_when_its_parent_has_ended(monkeypatch):
-    parents, ended = iter([7, 7, 1]), []
-    monkeypatch.setattr(os, "getppid", lambda: next(parents))
-    monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(children, "PARENT_CHECK_SECONDS", 0.0)
-    lifeline, kept = os.pipe()
-    parent = children.Parent(peer=None, lifeline=lifeline, pid=7)
-    children.end_with(parent)
-    assert ended == [1]
-    os.close(kept)
-    monkeypatch.setattr(os, "getppid", lambda: 7)
-    children.end_with(parent)  # the lifeline is closed
-    assert ended == [1, 1]
-    os.close(lifeline)

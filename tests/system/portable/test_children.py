@@ -131,3 +131,19 @@ def test_what_a_child_has_sent_counts_though_no_time_is_left(monkeypatch):
         monkeypatch.setattr(children, "wait", lambda peers, seconds: next(waits))
         monkeypatch.setattr(children.time, "monotonic", lambda: next(clock))
         assert children.left_after_waiting(ours, 8.0) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_child_ends_with_its_parent(monkeypatch):
+    parents, ended = iter([7, 7, 1]), []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(children, "PARENT_CHECK_SECONDS", 0.0)
+    lifeline, kept = os.pipe()
+    parent = children.Parent(peer=None, lifeline=lifeline, pid=7)
+    children.end_with(parent)
+    assert ended == [1]
+    os.close(kept)
+    monkeypatch.setattr(os, "getppid", lambda: 7)
+    children.end_with(parent)  # the lifeline is closed
+    assert ended == [1, 1]
+    os.close(lifeline)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 from mmdeploy_llm.data.rows.rows import BadItem, Lines, Row, table_row
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
 from mmdeploy_llm.hooks.records import describe
-from mmdeploy_llm.system.portable.children import borrowed, left_after_waiting
 from mmdeploy_llm.system.processes import Worker, finalize_here
 
-from .frames import receive
+from .encoding import decode
 from .places import Cursor, Place, Table, after, lost_item
 from .serve import Spec, Wanted, open_table, serve
 
@@ -186,10 +184,8 @@ class _Child:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._worker = Worker("the process that reads it", serve, is_quiet=True)
-        with borrowed(self._worker.connection.fileno()) as peer:
-            self._peer = peer.dup()
         # Also when nobody closes it: a corpus is a value that is simply dropped.
-        self.close = finalize_here(self, _end, self._worker, self._peer)
+        self.close = finalize_here(self, self._worker.kill)
         self.is_idle = False
         try:
             self._worker.send(spec)
@@ -229,19 +225,15 @@ class _Child:
             raise _EndedError(str(error)) from None
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        if left_after_waiting(self._worker.connection, seconds) is None:
-            raise _EndedError(f"it was not read within {seconds:g} seconds")
         try:
-            return receive(self._peer, self._spec.mark, self._spec.max_bytes)
-        except (EOFError, OSError):
-            raise _EndedError(self._worker.ended_by()) from None
+            frame = self._worker.receive_frame(seconds, self._spec.max_bytes)
+            return decode(frame, self._spec.mark)
+        except TimeoutError:
+            raise _EndedError(f"it was not read within {seconds:g} seconds") from None
+        except WorkerDiedError as died:
+            raise _EndedError(str(died)) from None
         except (ValueError, LookupError, TypeError, RecursionError):
             raise _EndedError("the process that reads it sent what cannot be read") from None
-
-
-def _end(worker: Worker, peer: socket.socket) -> None:
-    peer.close()
-    worker.kill()
 
 
 def _states(spec: Spec) -> list[tuple[int, int] | None]:

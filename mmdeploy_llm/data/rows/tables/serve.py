@@ -4,8 +4,6 @@ them piece by piece."""
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +13,13 @@ from mmdeploy_llm.data.rows.rows import MAX_SHOWN, BadItem, Lines
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import CorpusFormatSpec
 from mmdeploy_llm.hooks.records import Provided
-from mmdeploy_llm.system.portable.children import borrowed
 from mmdeploy_llm.system.portable.libraries import c_library
 from mmdeploy_llm.system.processes import Channel
-from mmdeploy_llm.system.processes.helper import limit_memory
+from mmdeploy_llm.system.processes.frames import send
+from mmdeploy_llm.system.processes.helper import drop_outputs, limit_memory
 
 from .arrow import use_system_memory
-from .frames import Encoder, TooLargeError, send
+from .encoding import Encoder, TooLargeError
 from .places import Cursor, Piece, Place, Table
 
 MEMORY = 2**30  # bytes that the child may take, whatever is read
@@ -37,8 +35,8 @@ class Spec:
     """Which table a child reads.
 
     kind: "parquet", "arrow", "lance", "hub", or "plugin", which `format` reads. given: what the
-        caller has named. max_bytes: of one media item. mark: see frames.py. is_counted: whether the
-        files are opened at once, to count.
+        caller has named. max_bytes: of one media item. mark: see encoding.py. is_counted: whether
+        the files are opened at once, to count.
     """
 
     kind: str
@@ -87,39 +85,33 @@ def serve(channel: Channel) -> None:
     spec: Spec = channel.receive()
     _be_quiet()
     encoder = Encoder(spec.mark, spec.max_bytes)
-    with borrowed(channel.connection.fileno()) as peer:
-        try:
-            use_system_memory()
-            _bound(0 if spec.files else UNSIZED_BYTES)
-            table = open_table(spec)
-        except ConfigError as error:
-            send(peer, encoder.encode({"error": str(error)}))
-            return
-        except BaseException as error:  # the libraries raise anything
-            reason = f"{type(error).__name__}: {str(error)[:MAX_SHOWN]}"
-            text = f"{spec.given!r} cannot be opened: {reason}"
-            send(peer, encoder.encode({"error": text}))
-            return
-        send(peer, encoder.encode({"num_rows": table.num_rows}))
-        while True:
-            _answer(peer, encoder, table, channel.receive())
+    try:
+        use_system_memory()
+        _bound(0 if spec.files else UNSIZED_BYTES)
+        table = open_table(spec)
+    except BaseException as error:  # the libraries raise anything
+        text = f"{spec.given!r} cannot be opened: {_reason(error)}"
+        own = str(error) if isinstance(error, ConfigError) else text
+        send(channel.connection, *encoder.encode({"error": own}))
+        return
+    send(channel.connection, *encoder.encode({"num_rows": table.num_rows}))
+    while True:
+        _answer(channel, encoder, table, channel.receive())
 
 
-def _answer(peer: socket.socket, encoder: Encoder, table: Table, wanted: Wanted) -> None:
+def _answer(channel: Channel, encoder: Encoder, table: Table, wanted: Wanted) -> None:
     """Sends the wanted rows; at the end, or when it cannot go on, says so."""
     cursor = Cursor(lines=wanted.lines, now=wanted.place, careful=wanted.careful, bound=_bound)
-    ended: dict[str, Any] = {"ended": ""}
+    ended = ""
     try:
         for piece in table.pieces(cursor):
             for message in messages(encoder, piece, cursor):
-                send(peer, message)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        ended = {"ended": _reason(error)}
+                send(channel.connection, *message)
+    except BrokenPipeError:
+        raise
     except BaseException as error:  # the libraries raise anything, panics of Rust too
-        ended = {"ended": _reason(error)}
-    send(peer, encoder.encode(ended))
+        ended = _reason(error)
+    send(channel.connection, *encoder.encode({"ended": ended}))
 
 
 def messages(encoder: Encoder, piece: Piece, cursor: Cursor) -> Iterator[tuple[bytes, list[Any]]]:
@@ -172,8 +164,6 @@ def _reason(error: BaseException) -> str:
 def _be_quiet() -> None:
     """Silences what C++ and Rust say when they end the process, and bounds its address space: the
     limit of memory counts that."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
+    drop_outputs()
     with contextlib.suppress(AttributeError):
         getattr(c_library(), "mallopt")(M_ARENA_MAX, NUM_ARENAS)  # noqa: B009

@@ -15,7 +15,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.system.portable.limits import set_limit
-from mmdeploy_llm.system.processes.helper import READY, Helper, drop_errors, limit_memory
+from mmdeploy_llm.system.processes.helper import Helper, drop_outputs, limit_memory
 from mmdeploy_llm.system.processes.process import Channel
 
 SECONDS = 30.0  # for one text, as for a template
@@ -70,9 +70,9 @@ def serve(channel: Channel) -> None:
     tokenizer = Tokenizer.from_str(source)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    channel.connection.send_bytes(READY)
+    channel.ready()
     limit_memory(MAX_MEMORY)
-    drop_errors()
+    drop_outputs()
     while True:
         text, add_special_tokens = channel.receive()
         # Ends this process also when its parent is gone.
@@ -82,4 +82,4 @@ def serve(channel: Channel) -> None:
             answer = b"I" + array.array("I", ids).tobytes()
         except BaseException as error:  # tokenizers raises bare Exception, and Rust panics
             answer = b"E" + error_text(error).encode("utf-8", "replace")
-        channel.connection.send_bytes(answer)
+        channel.answer(answer)

@@ -18,7 +18,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.system.portable.limits import set_limit
-from mmdeploy_llm.system.processes.helper import READY, Helper
+from mmdeploy_llm.system.processes.helper import Helper
 from mmdeploy_llm.system.processes.process import Channel
 
 from .sandbox import TemplateTimeError, run
@@ -93,7 +93,7 @@ class Renderer:
 def serve(channel: Channel) -> None:
     """Runs in the process: renders what comes until the channel closes."""
     max_memory = channel.receive()
-    channel.connection.send_bytes(READY)
+    channel.ready()
     while True:
         template, variables, seconds = channel.receive()
         _limit(seconds, max_memory)
@@ -105,7 +105,7 @@ def serve(channel: Channel) -> None:
             answer = b"M"
         except Exception as error:  # a template is a program and may raise anything
             answer = b"E" + error_text(error).encode("utf-8", "surrogatepass")
-        channel.connection.send_bytes(answer if len(answer) <= MAX_ANSWER else b"M")
+        channel.answer(answer if len(answer) <= MAX_ANSWER else b"M")
 
 
 def _limit(seconds: float, max_memory: int) -> None:

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.system.processes.helper import READY, Helper, drop_errors, limit_memory
+from mmdeploy_llm.system.processes.helper import Helper, drop_outputs, limit_memory
 from mmdeploy_llm.system.processes.process import Channel
 
 from .sources import Constraint, wrong
@@ -108,16 +108,16 @@ def serve(channel: Channel) -> None:
     """Runs in the process: tries what comes until the channel closes."""
     os.putenv("RAYON_NUM_THREADS", "1")  # read by llguidance when it starts
     tokenizer = channel.receive().read()[0]
-    channel.connection.send_bytes(READY)
+    channel.ready()
     limit_memory(MAX_MEMORY)
-    drop_errors()
+    drop_outputs()
     threading.stack_size(STACK_BYTES)
     while True:
         text, answers = channel.receive(), [b"E" + b"cannot be compiled"]
         thread = threading.Thread(target=_answer, args=(tokenizer, text, answers))
         thread.start()
         thread.join()
-        channel.connection.send_bytes(answers[-1])
+        channel.answer(answers[-1])
 
 
 def _answer(tokenizer: Any, text: str, answers: list[bytes]) -> None:

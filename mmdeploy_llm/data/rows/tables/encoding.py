@@ -1,6 +1,4 @@
-"""Messages from the child that reads tables: JSON, and the bytes of media outside of it.
-
-    bytes of JSON, number of buffers | size of each buffer | JSON | buffers
+"""What the child that reads tables sends: JSON, and the bytes of media as buffers of the frame.
 
 Bytes, dates and the like stand in the JSON as {MARK: [kind, text]}. The mark is a secret of both
 processes, so no row of a table can look like that.
@@ -11,18 +9,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import socket
-import struct
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.data.rows.rows import MARKS, MAX_MARKS
-
-HEAD = struct.Struct("!II")
-MAX_TEXT_BYTES = 64 * 2**20  # of the JSON of one row, as of a line of JSONL
-WHOLE = getattr(socket, "MSG_WAITALL", 0)
-SMALL_BYTES = 2**20  # buffers that are together smaller are sent as one
+from mmdeploy_llm.system.processes.frames import MAX_TEXT, Frame
 
 
 class TooLargeError(Exception):
@@ -52,69 +43,29 @@ class Encoder:
             return {self._mark: _as_text(value)}
 
         text = json.dumps(fields, default=replaced)
-        if len(text) > MAX_TEXT_BYTES:
-            raise TooLargeError(f"its texts are longer than {MAX_TEXT_BYTES} bytes")
+        if len(text) > MAX_TEXT:
+            raise TooLargeError(f"its texts are longer than {MAX_TEXT} bytes")
         if len(text) > MAX_MARKS and sum(map(text.count, MARKS)) > MAX_MARKS:
             raise TooLargeError(f"it has more than {MAX_MARKS} values")
         return text.encode(), buffers
 
 
-def send(peer: socket.socket, message: tuple[bytes, list[Any]]) -> None:
-    """Sends one message."""
-    text, buffers = message
-    sizes = array("Q", map(len, buffers))
-    peer.sendall(HEAD.pack(len(text), len(sizes)) + sizes.tobytes() + text)
-    for buffer in buffers if sum(sizes) > SMALL_BYTES else [b"".join(buffers)]:
-        peer.sendall(buffer)
-
-
-def receive(peer: socket.socket, mark: str, max_cell: int) -> dict[str, Any]:
-    """Returns the fields of the next message. Raises EOFError when the other process has ended,
-    ValueError for a message that is none."""
-    num_text, num_buffers = HEAD.unpack(_exactly(peer, HEAD.size))
-    if max(num_text, num_buffers) > MAX_TEXT_BYTES:
-        raise ValueError("a message is larger than allowed")
-    sizes = array("Q", _exactly(peer, 8 * num_buffers))
-    if any(size > max_cell for size in sizes):
-        raise ValueError("a buffer is larger than allowed")
-    text = _exactly(peer, num_text)
-    buffers = _buffers(peer, sizes)
+def decode(frame: Frame, mark: str) -> dict[str, Any]:
+    """Returns the fields of a message. Raises ValueError, LookupError, TypeError and RecursionError
+    for one that is none."""
 
     def restored(value: dict[str, Any]) -> Any:
         if mark not in value:
             return value
         kind, found = value[mark]
-        return buffers[found] if kind == "bytes" else _of_text(kind, found)
+        return bytes(frame.buffers[found]) if kind == "bytes" else _of_text(kind, found)
 
     # A call for each object is what most of the time goes to, so only where there is something.
-    hook = restored if mark.encode() in text else None
-    fields = json.loads(text, object_hook=hook)
+    hook = restored if mark.encode() in frame.text else None
+    fields = json.loads(frame.text, object_hook=hook)
     if not isinstance(fields, dict):
         raise ValueError("a message is not an object")
     return fields
-
-
-def _buffers(peer: socket.socket, sizes: Sequence[int]) -> list[bytes]:
-    if sum(sizes) > SMALL_BYTES:
-        return [_exactly(peer, size) for size in sizes]
-    whole, begin, found = _exactly(peer, sum(sizes)), 0, []
-    for size in sizes:
-        found.append(whole[begin : begin + size])
-        begin += size
-    return found
-
-
-def _exactly(peer: socket.socket, size: int) -> bytes:
-    data = peer.recv(size, WHOLE) if size else b""
-    if len(data) == size:
-        return data
-    pieces, missing = [data], size - len(data)  # it was interrupted, or it is the end
-    while missing:
-        if not pieces[-1]:
-            raise EOFError
-        pieces.append(peer.recv(missing, WHOLE))
-        missing -= len(pieces[-1])
-    return b"".join(pieces)
 
 
 def _as_text(value: object) -> list[str]:
