@@ -1,4 +1,4 @@
-"""What runs in the process that decodes media: calls functions, and answers what they yield.
+"""The function of the process that decodes media: calls functions, and answers what they yield.
 
 call              {"function", "file", "args", "max_memory"}, the media's bytes
 each pair         frame with the text {"fields", "shape"} and the array's bytes

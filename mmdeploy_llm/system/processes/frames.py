@@ -1,6 +1,7 @@
-"""Frames: what a child answers that computes with strangers' bytes. They are never unpickled.
+"""Frames of a text and buffers, in which a child answers that computes with strangers' bytes. They
+are never unpickled.
 
-bytes of the text, number of buffers | bytes of each buffer | text | buffers
+    bytes of the text, number of buffers | bytes of each buffer | text | buffers
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     TableRows (remote.py)                       child process (serve.py), with a limit of memory
       Place of the next row, wanted lines ----> ParquetTable, ArrowTable, LanceTable, HubTable
       Row and BadItem  <---- JSON and bytes --- Piece: some rows, checked and converted to Python
-                             (frames.py)
+                             (encoding.py)
 
 The libraries that read tables are large and trust what they read: a damaged file can crash them,
 or make them allocate all memory. In a child that costs a row, a batch or a file. Nothing that it

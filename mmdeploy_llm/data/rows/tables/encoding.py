@@ -1,4 +1,4 @@
-"""What the child that reads tables sends: JSON, and the bytes of media as buffers of the frame.
+"""Encodes rows that a child reads of a table: JSON, and the bytes of media as buffers of a frame.
 
 Bytes, dates and the like stand in the JSON as {MARK: [kind, text]}. The mark is a secret of both
 processes, so no row of a table can look like that.
