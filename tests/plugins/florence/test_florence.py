@@ -31,6 +31,7 @@ from mmdeploy_llm.media.boxes.reading import find_boxes
 from mmdeploy_llm.media.loading.kinds import TEXTS, ModelMedia
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.plugins.encoder_answers import EncoderAnswersInAllSettings
 from tests.plugins.pictures import picture
 
 (SPEC,) = florence.provide_models()
@@ -200,10 +201,7 @@ def test_questions_that_nobody_understands_are_refused(text, message):
         question(text)
 
 
-PROMPTS = [("<CAPTION>", 0), ("<OD>", 1), ("<OCR>", 2), ("Where is a circle?", 0), ("<CAPTION>", 0)]
 SAMPLING = SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=24, ignore_eos=True)
-TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 40}
-FEW = {"encoder_cache_memory": 60 * 2 * 3 * 64 * 4}  # bytes: two items of about 27 tokens
 
 
 def test_a_checkpoint_without_a_chat_template_has_one(rule):
@@ -212,47 +210,41 @@ def test_a_checkpoint_without_a_chat_template_has_one(rule):
     assert ModelMedia().template is None
 
 
-@pytest.fixture(scope="module")
-def expected(folder):
-    """The tokens of transformers, from the prompt as text to the end."""
-    processor = theirs(folder)
-    model = transformers.Florence2ForConditionalGeneration.from_pretrained(folder).eval()
-    found = []
-    for text, seed in PROMPTS:
-        inputs = processor(text=text, images=picture(seed), return_tensors="pt")
-        out = model.generate(
-            **inputs, max_new_tokens=24, eos_token_id=None, repetition_penalty=1.3, do_sample=False
+class TestAnswers(EncoderAnswersInAllSettings):
+    prompts = (
+        ("<CAPTION>", (0,)),
+        ("<OD>", (1,)),
+        ("<OCR>", (2,)),
+        ("Where is a circle?", (0,)),
+        ("<CAPTION>", (0,)),
+    )
+    num_different = 4
+    repetition_penalty = 1.3
+    tight = (3, 40)
+    few = 60 * 2 * 3 * 64 * 4  # bytes: two items of about 27 tokens
+
+    @classmethod
+    def reference(cls, folder):
+        processor = theirs(folder)
+        model = transformers.Florence2ForConditionalGeneration.from_pretrained(folder).eval()
+        return model, lambda text, pictures: processor(
+            text=text, images=pictures[0], return_tensors="pt"
         )
-        found.append(out[0, 1:].tolist())
-    return found
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"native_kernels": False}, marks=pytest.mark.full),
-        pytest.param({"max_num_batched_tokens": 3, "max_num_seqs": 3}, marks=pytest.mark.full),
-        pytest.param(TIGHT, marks=pytest.mark.full, id="preempted"),
-        pytest.param(FEW, marks=pytest.mark.full, id="few items at a time"),
-    ],
-)
-def test_answers_equal_those_of_transformers(folder, expected, options):
-    prompts = [
-        {"prompt": text, "multimodal_data": {"image": picture(seed)}} for text, seed in PROMPTS
-    ]
-    options = {"kv_cache_memory": 2**22, **options}
-    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
-        assert [out.outputs.token_ids for out in llm.generate(prompts, SAMPLING)] == expected
-        count = llm.count_tokens(prompts[0])
-        assert (count.num_prompt_tokens, count.num_input_image_tokens) == (1, 17)
+def test_conversations_and_counts(folder):
+    options = {"kv_cache_memory": 2**22, "use_warmup": False}
+    with LLM(str(folder), dtype="float32", **options) as llm:
+        asked = {"prompt": "<OD>", "multimodal_data": {"image": picture(1)}}
+        count = llm.count_tokens({**asked, "prompt": "<CAPTION>"})
+        assert count.num_input_image_tokens == 17
         assert count.num_input_tokens_by_kind == {"image": 17, "text": 21}  # the encoder's question
         parts = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "<OD>"}]
         (told,) = llm.chat([{"role": "user", "content": parts}], SAMPLING, chat_template=TEXTS)
-        assert told.outputs.token_ids == expected[1]
-        asked = llm.count_tokens({**prompts[0], "prompt": "<OD>"}).num_input_tokens_by_kind
-        assert told.num_input_tokens_by_kind == asked
+        (expected,) = llm.generate([asked], SAMPLING)
+        assert told.outputs.token_ids == expected.outputs.token_ids
+        counted = llm.count_tokens(asked).num_input_tokens_by_kind
+        assert told.num_input_tokens_by_kind == counted
         wrong = llm.generate({"prompt": "<OD>"}, SAMPLING)[0]
         assert (wrong.error_code, "one image" in wrong.error_msg) == (400, True)
 

@@ -2,16 +2,17 @@
 whole answers."""
 
 import pytest
+import torch
 import transformers
 from mmdeploy_llm_plugins import formulanet
 from mmdeploy_llm_plugins.formulanet.image import FormulaImages, num_cells
 from PIL import Image
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 
-from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.plugins.encoder_answers import EncoderAnswers
 from tests.plugins.pictures import picture
 
 (SPEC,) = formulanet.provide_models()
@@ -72,41 +73,20 @@ def test_pictures_that_are_too_long(folder):
     assert (made == theirs["pixel_values"]).all()
 
 
-PROMPTS = [(" ", 0), (" ", 1), ("The quick", 2), (" ", 0)]
-SAMPLING = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 45}
+class TestAnswers(EncoderAnswers):
+    prompts = ((" ", (0,)), (" ", (1,)), ("The quick", (2,)), (" ", (0,)))
+    num_different = 3
 
+    @classmethod
+    def reference(cls, folder):
+        images = NougatImageProcessorPil.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.PPFormulaNetForConditionalGeneration.from_pretrained(folder).eval()
+        start = model.config.text_config.decoder_start_token_id
 
-@pytest.fixture(scope="module")
-def expected(folder):
-    images = NougatImageProcessorPil.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.PPFormulaNetForConditionalGeneration.from_pretrained(folder).eval()
-    start, found = model.config.text_config.decoder_start_token_id, []
-    for text, seed in PROMPTS:
-        pixels = images(picture(seed), return_tensors="pt")["pixel_values"]
-        words = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
-        ids = transformers.BatchEncoding({"ids": [[start, *words]]}, tensor_type="pt")["ids"]
-        out = model.generate(
-            pixel_values=pixels,
-            decoder_input_ids=ids,
-            max_new_tokens=24,
-            eos_token_id=None,
-            do_sample=False,
-        )
-        found.append(out[0].tolist())
-    return found
+        def inputs(text, pictures):
+            words = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
+            ids = torch.tensor([[start, *words]])
+            return {**images(pictures, return_tensors="pt"), "decoder_input_ids": ids}
 
-
-@pytest.mark.full
-@pytest.mark.parametrize("options", [{}, TIGHT, {"max_num_batched_tokens": 3, "max_num_seqs": 3}])
-def test_answers_equal_those_of_transformers(folder, expected, options):
-    prompts = [
-        {"prompt": text, "multimodal_data": {"image": picture(seed)}} for text, seed in PROMPTS
-    ]
-    options = {"kv_cache_memory": 2**22, **options}
-    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
-        outputs = llm.generate(prompts, SAMPLING)
-        found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
-        assert found == expected
-    assert len({tuple(ids) for ids in expected}) == 3, "the pictures are seen"
+        return model, inputs

@@ -21,6 +21,7 @@ from mmdeploy_llm.errors import CheckpointError, MediaError, RequestError
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.plugins.encoder_answers import EncoderAnswersInAllSettings
 from tests.plugins.pictures import picture
 
 (SPEC,) = mllama.provide_models()
@@ -121,68 +122,47 @@ def test_a_prompt_with_another_number_of_places(rule):
         rule.divide(None, (), (), len)
 
 
-PROMPTS = [
-    (f"{TOKEN}The picture:", (0,)),
-    ("How many circles", ()),
-    (f"The {TOKEN} and {TOKEN}{TOKEN} quick brown fox", (1, 2, 0)),
-    (f"{TOKEN}The picture:", (3,)),
-    (f"The quick brown fox jumps over the lazy dog. {TOKEN} Describe", (0,)),
-    (f"{TOKEN}The picture:", (0,)),
-]
-SAMPLING = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-TIGHT = {"num_gpu_blocks_override": 7, "block_size": 16, "max_model_len": 64}
 ITEM = 20 * 2 * 2 * 2 * 16 * 4  # bytes of a picture's keys and values
-FEW = {"encoder_cache_memory": 3 * ITEM}
+SAMPLING = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def expected(folder):
-    """The prompts and answers of transformers, each alone."""
-    processor = theirs(folder)
-    model = transformers.MllamaForConditionalGeneration.from_pretrained(folder).eval()
-    found = []
-    for text, seeds in PROMPTS:
-        images = [picture(seed, SIZES[seed]) for seed in seeds] or None
+class TestAnswers(EncoderAnswersInAllSettings):
+    prompts = (
+        (f"{TOKEN}The picture:", (0,)),
+        ("How many circles", ()),
+        (f"The {TOKEN} and {TOKEN}{TOKEN} quick brown fox", (1, 2, 0)),
+        (f"{TOKEN}The picture:", (3,)),
+        (f"The quick brown fox jumps over the lazy dog. {TOKEN} Describe", (0,)),
+        (f"{TOKEN}The picture:", (0,)),
+    )
+    num_different = 5
+    num_tokens = 20
+    sizes = SIZES
+    tight = (7, 64)
+    few = 3 * ITEM
+
+    @classmethod
+    def reference(cls, folder):
+        processor = theirs(folder)
+        model = transformers.MllamaForConditionalGeneration.from_pretrained(folder).eval()
         # Its processor writes the first token; the tokenizer would write another.
-        inputs = processor(text=text, images=images, add_special_tokens=False, return_tensors="pt")
-        out = model.generate(**inputs, max_new_tokens=20, eos_token_id=None, do_sample=False)
-        found.append(out[0].tolist())
-    return found
+        options = {"add_special_tokens": False, "return_tensors": "pt"}
+        return model, lambda text, pictures: processor(
+            text=text, images=pictures or None, **options
+        )
+
+    def prompt(self, text, pictures, ids):
+        return {"prompt_token_ids": ids, "multimodal_data": {"image": pictures}}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"native_kernels": False}, marks=pytest.mark.full),
-        pytest.param({"max_num_batched_tokens": 3, "max_num_seqs": 3}, marks=pytest.mark.full),
-        pytest.param(TIGHT, marks=pytest.mark.full, id="preempted"),
-        pytest.param(FEW, marks=pytest.mark.full, id="few items at a time"),
-    ],
-)
-def test_answers_equal_those_of_transformers(folder, expected, options):
+def test_tokens_are_counted_and_a_missing_picture_is_refused(folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    prompts = [
-        {
-            "prompt_token_ids": found[: len(found) - 20],
-            "multimodal_data": {"image": [picture(seed, SIZES[seed]) for seed in seeds]},
-        }
-        for found, (_, seeds) in zip(expected, PROMPTS, strict=True)
-    ]
-    options = {"kv_cache_memory": 2**22, "limit_mm_per_prompt": {"image": 3}, **options}
-    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
-        outputs = llm.generate(prompts, SAMPLING)
-        assert [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs] == expected
-        again = llm.generate(prompts, SAMPLING)  # with prefixes that are cached
-        assert [out.outputs.token_ids for out in again] == [
-            out.outputs.token_ids for out in outputs
-        ]
-        one = {"prompt": PROMPTS[0][0], "multimodal_data": {"image": picture(0)}}
-        count = llm.count_tokens(one)
-        ids = tokenizer(PROMPTS[0][0])["input_ids"]
+    text = f"{TOKEN}The picture:"
+    with LLM(str(folder), dtype="float32", use_warmup=False, kv_cache_memory=2**22) as llm:
+        count = llm.count_tokens({"prompt": text, "multimodal_data": {"image": picture(0)}})
+        ids = tokenizer(text)["input_ids"]
         assert (count.num_prompt_tokens, count.num_input_image_tokens) == (len(ids), 20)
-        wrong = llm.generate({"prompt": f"{TOKEN} one"}, SAMPLING)[0]
-        assert wrong.error_code == 400
+        assert llm.generate({"prompt": text}, SAMPLING)[0].error_code == 400
 
 
 def test_a_picture_that_a_user_writes_is_no_picture(folder):

@@ -22,6 +22,7 @@ from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, Reques
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.plugins.encoder_answers import EncoderAnswers
 from tests.plugins.pictures import picture
 
 (SPEC,) = pix2struct.provide_models()
@@ -85,58 +86,35 @@ def test_buckets_equal_those_of_transformers():
         assert torch.equal(distance_buckets(500, buckets, most), theirs)
 
 
-PROMPTS = [(" ", 0), (" ", 1), ("The quick", 2), ("The quick brown fox jumps over", 3), (" ", 0)]
-COUNT = 40
-SAMPLING = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
-TIGHT = {"num_gpu_blocks_override": 5, "block_size": 16, "max_model_len": 75}
+SAMPLING = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def expected(folder):
-    images = Pix2StructImageProcessorPil.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.Pix2StructForConditionalGeneration.from_pretrained(folder).eval()
-    start, found = model.config.text_config.decoder_start_token_id, []
-    for text, seed in PROMPTS:
-        made = images(picture(seed, SIZES[seed]), return_tensors="pt")
-        words = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
-        found.append(answer(model, made, [start, *words]))
-    return found
-
-
-def answer(model, made, ids, count=COUNT):
-    out = model.generate(
-        **made,
-        decoder_input_ids=torch.tensor([ids]),
-        max_new_tokens=count,
-        eos_token_id=None,
-        do_sample=False,
+class TestAnswers(EncoderAnswers):
+    prompts = (
+        (" ", (0,)),
+        (" ", (1,)),
+        ("The quick", (2,)),
+        ("The quick brown fox jumps over", (3,)),
+        (" ", (0,)),
     )
-    return out[0].tolist()
+    num_different = 4
+    num_tokens = 40
+    sizes = SIZES
+    max_model_len = 128  # the checkpoint sets none
 
+    @classmethod
+    def reference(cls, folder):
+        images = Pix2StructImageProcessorPil.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.Pix2StructForConditionalGeneration.from_pretrained(folder).eval()
+        start = model.config.text_config.decoder_start_token_id
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"native_kernels": False}, marks=pytest.mark.full),
-        pytest.param({"max_num_batched_tokens": 3, "max_num_seqs": 3}, marks=pytest.mark.full),
-        pytest.param(TIGHT, marks=pytest.mark.full, id="preempted"),
-    ],
-)
-def test_answers_equal_those_of_transformers(folder, expected, options):
-    prompts = [
-        {"prompt": text, "multimodal_data": {"image": picture(seed, SIZES[seed])}}
-        for text, seed in PROMPTS
-    ]
-    options = {"kv_cache_memory": 2**22, "max_model_len": 128, **options}
-    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
-        for _ in range(2):  # the second time with prefixes that are cached
-            outputs = llm.generate(prompts, SAMPLING)
-            found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
-            assert found == expected, [out.error_msg for out in outputs]
-    assert len({tuple(ids) for ids in expected}) == 4, "the pictures are seen"
+        def inputs(text, pictures):
+            words = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
+            ids = torch.tensor([[start, *words]])
+            return {**images(pictures, return_tensors="pt"), "decoder_input_ids": ids}
+
+        return model, inputs
 
 
 @pytest.fixture
@@ -170,23 +148,29 @@ def test_questions_are_drawn_above_the_pictures(asked):
         )
         made = images(above, is_vqa=False, input_data_format="channels_first", return_tensors="pt")
         counts.append(int(made["attention_mask"].sum()))
-        expected.append(answer(model, made, [start], 12))
+        out = model.generate(
+            **made,
+            decoder_input_ids=torch.tensor([[start]]),
+            max_new_tokens=12,
+            eos_token_id=None,
+            do_sample=False,
+        )
+        expected.append(out[0].tolist())
     prompts = [
         {"prompt": text, "multimodal_data": {"image": picture(seed, SIZES[seed])}}
         for text, seed in QUESTIONS
     ]
-    sampling = SAMPLING.model_copy(update={"max_tokens": 12})
     # Less than the questions have, which are no tokens of the decoder.
     options = {"kv_cache_memory": 2**22, "use_warmup": False, "max_model_len": 64}
     with LLM(str(asked), dtype="float32", **options) as llm:
-        outputs = llm.generate(prompts, sampling)
+        outputs = llm.generate(prompts, SAMPLING)
         found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
         assert found == expected, [out.error_msg for out in outputs]
         assert [out.num_input_image_tokens for out in outputs] == counts
         assert [llm.count_tokens(one).num_input_image_tokens for one in prompts] == counts
         image = prompts[0]["multimodal_data"]["image"]
         parts = [{"type": "image", "image": image}, {"type": "text", "text": QUESTIONS[0][0]}]
-        (chatted,) = llm.chat([{"role": "user", "content": parts}], sampling)
+        (chatted,) = llm.chat([{"role": "user", "content": parts}], SAMPLING)
         assert chatted.outputs.token_ids == outputs[0].outputs.token_ids, chatted.error_msg
     assert len({tuple(ids) for ids in expected}) == 3, "question and picture are seen"
 

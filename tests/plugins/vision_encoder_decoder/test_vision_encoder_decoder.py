@@ -13,7 +13,6 @@ from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
 from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import (
     CheckpointError,
     MediaError,
@@ -23,6 +22,7 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.testing.tiny import write_family
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.plugins.encoder_answers import EncoderAnswers
 from tests.plugins.pictures import picture
 
 (SPEC,) = vision_encoder_decoder.provide_models()
@@ -49,40 +49,22 @@ def folder(request, tmp_path_factory):
     return write_family(FAMILIES[request.param], made, tie_word_embeddings=False)
 
 
-@pytest.fixture(scope="module")
-def expected(folder):
-    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.VisionEncoderDecoderModel.from_pretrained(folder).eval()
-    found = []
-    for text, seed in PROMPTS:
-        pixels = images(picture(seed), return_tensors="pt")["pixel_values"]
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        asked = {"decoder_input_ids": ids} if text.strip() else {}
-        out = model.generate(
-            pixel_values=pixels, max_new_tokens=24, eos_token_id=None, do_sample=False, **asked
-        )
-        found.append(out[0].tolist())
-    return found
+class TestAnswers(EncoderAnswers):
+    prompts = ((" ", (0,)), (TASK, (1,)), ("The quick", (2,)), (" ", (3,)), (TASK, (1,)))
+    num_different = 4
 
+    @classmethod
+    def reference(cls, folder):
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.VisionEncoderDecoderModel.from_pretrained(folder).eval()
 
-PROMPTS = [(" ", 0), (f"{TASK}", 1), ("The quick", 2), (" ", 3), (f"{TASK}", 1)]
-SAMPLING = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 45}
+        def inputs(text, pictures):
+            made = {"pixel_values": images(pictures, return_tensors="pt")["pixel_values"]}
+            words = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            return {**made, "decoder_input_ids": words} if text.strip() else made
 
-
-@pytest.mark.full
-@pytest.mark.parametrize("options", [{}, TIGHT, {"max_num_batched_tokens": 3, "max_num_seqs": 3}])
-def test_answers_equal_those_of_transformers(folder, expected, options):
-    prompts = [
-        {"prompt": text, "multimodal_data": {"image": picture(seed)}} for text, seed in PROMPTS
-    ]
-    options = {"kv_cache_memory": 2**22, **options}
-    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
-        outputs = llm.generate(prompts, SAMPLING)
-        found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
-        assert found == expected
-    assert len({tuple(ids) for ids in expected}) == 4, "the pictures are seen"
+        return model, inputs
 
 
 def test_pictures_and_their_length(folder):
