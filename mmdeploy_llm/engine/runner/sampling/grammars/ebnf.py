@@ -5,6 +5,8 @@
 llguidance reads text as lexemes, each as long as possible. Parts of a grammar that do not recurse
 therefore become one lexeme each, within which every split is tried: a grammar without recursion
 means exactly what it says. In a recursive rule the lexeme before a recursion is read greedily.
+(`llguidance.gbnf_to_lark` makes a lexeme of every literal: ("a" | "ab") ("b" | "ba") then matches
+"abb" but not "ab".)
 """
 
 from __future__ import annotations
