@@ -19,7 +19,7 @@ from mmdeploy_llm.values.params import (
     NoRepeatNGramParams,
     SamplingParams,
 )
-from mmdeploy_llm.values.params.counterparts import COUNTERPARTS
+from mmdeploy_llm.values.params.foreign import advice
 
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 OF_RECORDS = re.compile(r"(<!-- fields of a record -->\n).*?(<!-- end of fields -->)", re.DOTALL)
@@ -86,7 +86,7 @@ def fields() -> str:
 
 def counterparts(owner: str) -> str:
     """Returns the table of options that other engines have."""
-    rows = [f"| `{name}` | {here} |" for name, here in sorted(COUNTERPARTS[owner].items())]
+    rows = [f"| `{name}` | {here} |" for name, here in sorted(advice(owner).items())]
     return "\n".join(["| there | here |", "|---|---|", *rows]) + "\n"
 
 

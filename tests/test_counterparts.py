@@ -8,8 +8,7 @@ import pytest
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.values.params.counterparts import COUNTERPARTS, OF_A_REQUEST
-from mmdeploy_llm.values.params.elsewhere import FALSE_ASKS, OFF, SERVING_OPTIONS, TUNING_OPTIONS
+from mmdeploy_llm.values.params.foreign import advice, foreign_options
 from mmdeploy_llm.values.text.spelling import meant
 
 CLASSES = {
@@ -65,7 +64,13 @@ output_attentions output_logits prompt_adapter remove_invalid_values renormalize
 return_legacy_cache stop_criteria tfs_z token_healing trace_headers use_model_defaults watermark
 """
 
-EVERY = [(owner, name) for owner, names in COUNTERPARTS.items() for name in names]
+EVERY = [
+    (owner, name, row)
+    for owner in CLASSES
+    for name, row in foreign_options(owner).items()
+    if not row.ignored
+]
+IGNORED = {name: row for name, row in foreign_options("EngineConfig").items() if row.ignored}
 
 
 def made(owner, **options):
@@ -73,54 +78,45 @@ def made(owner, **options):
 
 
 def test_the_error_says_what_to_write_here():
-    for owner, name in EVERY:
+    for owner, name, row in EVERY:
         with pytest.raises(ConfigError) as refused:
             made(owner, **{name: 77})
-        assert f"has no option '{name}'; {COUNTERPARTS[owner][name]}" in str(refused.value)
+        assert f"has no option '{name}'; {row.say}" in str(refused.value)
 
 
 def test_it_names_options_that_exist():
-    named = {
-        name
-        for names in COUNTERPARTS.values()
-        for own in names.values()
-        for name in UNDERSCORED.findall(own)
-    }
+    named = {name for *_, row in EVERY for name in UNDERSCORED.findall(row.say)}
     assert named - NOT_OPTIONS <= OWN_NAMES
 
 
 def test_what_is_off_elsewhere_is_accepted_without_a_warning():
-    for owner, name in EVERY:
-        for value in (None, False, *OFF.get(name, ())):
-            if value is None or (
-                name != "do_sample" and not (value is False and name in FALSE_ASKS)
-            ):
+    for owner, name, row in EVERY:
+        for value in (None, False, *row.off):
+            if value is None or (name != "do_sample" and not (value is False and row.false_asks)):
                 assert made(owner, **{name: value}) == made(owner), name
 
 
 def test_what_false_asks_for_is_refused():
-    for owner, name in EVERY:
-        if name in FALSE_ASKS:
+    for owner, name, row in EVERY:
+        if row.false_asks:
             with pytest.raises(ConfigError, match=name):
                 made(owner, **{name: False})
 
 
-def test_every_value_that_is_off_belongs_to_an_option():
-    known = {name for names in COUNTERPARTS.values() for name in names}
-    assert set(OFF) | FALSE_ASKS <= known | SERVING_OPTIONS | TUNING_OPTIONS
-    for one, other in (
-        (SERVING_OPTIONS, TUNING_OPTIONS),
-        (SERVING_OPTIONS | TUNING_OPTIONS, known),
-    ):
-        assert not one & other
-    assert not (SERVING_OPTIONS | TUNING_OPTIONS) & OWN_NAMES
+def test_a_row_is_ignored_or_says_what_to_write():
+    rows = [
+        (owner, *row) for owner in (*CLASSES, "calls") for row in foreign_options(owner).items()
+    ]
+    for owner, name, row in rows:
+        assert bool(row.say) != bool(row.ignored), name
+        assert not row.ignored or owner == "EngineConfig", name
+    assert not IGNORED.keys() & OWN_NAMES
 
 
 def test_each_option_of_fastdeploy_has_an_effect_a_warning_or_a_reason():
     accepted = {*EngineConfig.model_fields, "enable_early_stop"}
-    answers = (accepted, SERVING_OPTIONS | TUNING_OPTIONS, COUNTERPARTS["EngineConfig"])
     for name in FASTDEPLOY.split():
-        assert sum(name in names for names in answers) == 1, name
+        assert (name in accepted) + (name in foreign_options("EngineConfig")) == 1, name
 
 
 def test_options_that_are_ignored_warn_at_the_line_of_the_caller():
@@ -163,7 +159,7 @@ def test_a_server_is_nothing_of_one_request():
     ids=str,
 )
 def test_what_agrees_with_the_other_options_is_accepted(options, is_accepted):
-    known = {name: own for name, own in options.items() if name not in OF_A_REQUEST}
+    known = {name: own for name, own in options.items() if name not in advice("SamplingParams")}
     if is_accepted:
         assert SamplingParams(**options) == SamplingParams(**known)
     else:

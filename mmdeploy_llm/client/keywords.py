@@ -11,70 +11,15 @@ from typing import Any, TypeVar
 
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.params.counterparts import OF_A_REQUEST, OF_THE_ENGINE
-from mmdeploy_llm.values.params.elsewhere import is_off
+from mmdeploy_llm.values.params.foreign import advice, foreign_options
 from mmdeploy_llm.values.text.spelling import meant
 
 VECTOR_CALLS = ("classify", "embed", "embed_iter", "rerank", "score")
 CALLS = ("chat", "generate", "generate_iter", "stream", "submit", *VECTOR_CALLS)
 Cls = TypeVar("Cls", bound=type)
 
-_MEDIA = 'give media with the prompt: {"prompt": ..., "multimodal_data": {"image": ...}}'
-_PROMPTS = "give them as prompts, the first argument"
-_OF_PROMPT = (
-    'give it with the prompt: {{"prompt": ..., "{0}": ...}}, or {{"messages": ..., "{0}": ...}}'
-)
-_FOR_TEMPLATE = 'use chat(chat_template_kwargs={{"{}": ...}})'
-_PARAMS = "use sampling_params=SamplingParams(...)"
-_RAW = "the tokenizer decides; give token ids as prompts to decide yourself"
-# Keywords of generate, chat, pipelines and processors elsewhere -> what to write here.
-OF_CALLS: Mapping[str, str] = MappingProxyType(
-    {
-        "add_special_tokens": _RAW,
-        "audio": _MEDIA,
-        "audios": _MEDIA,
-        "batch_size": "leave it out: as many prompts as fit are computed at once; "
-        "LLM(max_num_seqs=...) bounds them",
-        "chat_template_content_format": "leave it out: the template is tried to see which form of "
-        "content it reads",
-        "documents": _FOR_TEMPLATE.format("documents"),
-        "enable_thinking": _FOR_TEMPLATE.format("enable_thinking"),
-        "generate_kwargs": _PARAMS,
-        "generation_config": _PARAMS,
-        "guided_options_request": "use SamplingParams(guided_decoding=...)",
-        "image": _MEDIA,
-        "image_data": _MEDIA,
-        "images": _MEDIA,
-        "input_ids": _PROMPTS,
-        "inputs": _PROMPTS,
-        "mm_processor_kwargs": _OF_PROMPT.format("mm_processor_kwargs"),
-        "multi_modal_data": _MEDIA,
-        "multimodal_data": _MEDIA,
-        "padding": "leave it out: nothing is padded",
-        "pooling_params": "use the arguments of embed: dimensions, normalize, pooling",
-        "priority": _OF_PROMPT.format("priority"),
-        "prompt_token_ids": _PROMPTS,
-        "reasoning_effort": _FOR_TEMPLATE.format("reasoning_effort"),
-        "request_id": "use AsyncLLM, whose requests have ids",
-        "return_full_text": "leave it out: the text of an output is what was generated",
-        "return_tensors": "leave it out: outputs have lists of token ids",
-        "stream": "use stream(prompts, sampling_params), which yields deltas",
-        "text": _PROMPTS,
-        "timeout": "use submit(prompt, timeout=seconds) of AsyncLLM",
-        "tokenization_kwargs": _RAW,
-        "trace_headers": "leave it out: nothing is traced",
-        "truncation": OF_A_REQUEST["truncate_prompt_tokens"],
-        "video": _MEDIA,
-        "videos": _MEDIA,
-    }
-)
-# Values that are what happens here anyway, beside None, False and what is empty.
-OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {"chat_template_content_format": ("auto",), "priority": (0,)}
-)
 # Keywords of other engines that the calls take under another name.
 ALSO: Mapping[str, str] = MappingProxyType({"lora_name": "adapter", "lora_request": "adapter"})
-FALSE_ASKS = frozenset({"add_special_tokens", "enable_thinking"})
 
 
 def explaining_keywords(cls: Cls) -> Cls:
@@ -115,19 +60,20 @@ def _known_ones(
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
-    if name in OF_CALLS:
-        return is_off(value, OFF.get(name, ()), false_asks=name in FALSE_ASKS)
-    return value is None and name in (*SamplingParams.model_fields, *OF_A_REQUEST)
+    if row := foreign_options("calls").get(name):
+        return row.is_off(value)
+    return value is None and name in (*SamplingParams.model_fields, *advice("SamplingParams"))
 
 
 def _advice(name: str, value: Any, known: Mapping[str, object]) -> str:
-    if name in OF_CALLS:
-        return OF_CALLS[name]
+    if here := advice("calls").get(name):
+        return here
     if name in SamplingParams.model_fields:
         return f"use sampling_params=SamplingParams({name}={value!r:.40})"
-    if name in OF_A_REQUEST:
-        return f"of options of one request, which are in SamplingParams: {OF_A_REQUEST[name]}"
-    if name in (*EngineConfig.model_fields, *OF_THE_ENGINE):
-        return f"it is an option of LLM: {OF_THE_ENGINE.get(name, f'LLM({name}=...)')}"
+    if here := advice("SamplingParams").get(name):
+        return f"of options of one request, which are in SamplingParams: {here}"
+    engine = advice("EngineConfig")
+    if name in (*EngineConfig.model_fields, *engine):
+        return f"it is an option of LLM: {engine.get(name, f'LLM({name}=...)')}"
     near = meant(name, known)
     return f"did you mean {near!r}?" if near else f"known: {', '.join(list(known)[1:])}"

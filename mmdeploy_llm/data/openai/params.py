@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.values.params.counterparts import OF_A_REQUEST
+from mmdeploy_llm.values.params.foreign import advice
 from mmdeploy_llm.values.text.spelling import meant
 
 # They change no answer of a batch.
@@ -90,7 +90,7 @@ class Body:
             hint = f"did you mean {near!r}?" if near else "it cannot be ignored"
             raise RequestError(
                 f"the body's {str(name)[:80]!r} = {str(value)[:40]!r} is not supported: "
-                f"{ADVICE.get(name) or OF_A_REQUEST.get(name, hint)}"
+                f"{ADVICE.get(name) or advice('SamplingParams').get(name, hint)}"
             )
         return [name for name in self._left if name in HARMLESS]
 

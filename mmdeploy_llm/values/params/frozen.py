@@ -15,8 +15,7 @@ from mmdeploy_llm.values.text.display import shown
 from mmdeploy_llm.values.text.signatures import BriefSignature, options_of
 from mmdeploy_llm.values.text.spelling import meant
 
-from .counterparts import COUNTERPARTS
-from .elsewhere import that_ask
+from .foreign import advice, that_ask
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
@@ -127,12 +126,11 @@ def _describe_one(model: type[BaseModel], problem: ErrorDetails) -> str:
 
 def _hint(model: type[BaseModel], name: str) -> str:
     """Returns what to write instead of an option that does not exist."""
-    elsewhere = COUNTERPARTS.get(model.__name__, {}).get(name)
-    if elsewhere is not None:
-        return elsewhere
+    if (here := advice(model.__name__).get(name)) is not None:
+        return here
     for other in _all_params(FrozenParams):
         owner = other.__name__
-        if owner in COUNTERPARTS and owner != model.__name__ and name in names_of(other):
+        if advice(owner) and owner != model.__name__ and name in names_of(other):
             return f"it is an option of {'LLM' if owner == 'EngineConfig' else owner}"
     near = meant(name, names_of(model))
     return f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(names_of(model)))}"
