@@ -123,7 +123,7 @@ def test_the_command_counts_files(folder, tmp_path):
     given = ("-m", folder, str(tmp_path / "in.jsonl"), str(tmp_path / "a.png"))
     output, _ = run(*given, "--json", code=1)
     found = [json.loads(line) for line in output.splitlines()]
-    assert [item["error_code"] for item in found] == [200, 400, 400, 200]
+    assert [item["error"] and item["error"]["code"] for item in found] == [None, 400, 400, None]
     assert [item["id"] for item in found[:3]] == ["a", None, 3]
     assert found[0]["num_prompt_tokens"] == count_tokens(folder, "A red").num_prompt_tokens
     assert found[3]["num_input_image_tokens"] > 0

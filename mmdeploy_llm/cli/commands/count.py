@@ -207,14 +207,15 @@ def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[
 
 
 def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
-    """Returns the counts of an item, or its error."""
+    """Returns the counts of an item, and its error as a record has it."""
+    from mmdeploy_llm.data.records.record import ItemError
     from mmdeploy_llm.data.rows.rows import BadItem
     from mmdeploy_llm.hooks.names import error_text
 
     result = {"id": item.id, "line": item.line, **dict.fromkeys(COUNTS, 0)}
-    code, message = 200, None
+    failed: ItemError | None = None
     if isinstance(item, BadItem):
-        code, message = item.code, item.message
+        failed = ItemError(code=item.code, kind=item.kind, message=item.message)
     else:
         try:
             found = counter.count_tokens(item.prompt)
@@ -223,10 +224,10 @@ def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
             }
             result |= {name: getattr(found, name) for name in COUNTS}
         except MMDeployLLMError as error:
-            code, message = error.code, str(error)
+            failed = ItemError(code=error.code, kind=type(error).__name__, message=str(error))
         except Exception as error:  # a plugin's processor raises anything
-            code, message = 500, error_text(error)
-    return {**result, "error_code": code, "error_msg": message}
+            failed = ItemError(code=500, kind=type(error).__name__, message=error_text(error))
+    return {**result, "error": None if failed is None else failed.to_json()}
 
 
 def show_counts(
@@ -241,13 +242,13 @@ def show_counts(
     with tqdm(desc="Count", unit="item", delay=1, dynamic_ncols=True, disable=is_hidden) as bar:
         for result in results:
             sums["num_items"] += 1
-            sums["num_failed"] += result["error_msg"] is not None
+            sums["num_failed"] += result["error"] is not None
             for name in filter(COUNT.fullmatch, result):
                 sums[name] = sums.get(name, 0) + result[name]
             if show is not None:
                 show(result)
-            elif result["error_msg"] is not None:
-                print_error(f"{item_name(result)}: {result['error_msg']}")
+            elif result["error"] is not None:
+                print_error(f"{item_name(result)}: {result['error']['message']}")
             bar.update()
     return sums
 
@@ -261,8 +262,8 @@ def show_line(result: dict[str, Any]) -> None:
     """Prints the counts and the name of an item, its error on standard error."""
     from mmdeploy_llm.cli.terminal.output import printable
 
-    if result["error_msg"] is not None:
-        print_error(f"{item_name(result)}: {result['error_msg']}")
+    if result["error"] is not None:
+        print_error(f"{item_name(result)}: {result['error']['message']}")
         return
     numbers = "  ".join(f"{result[name]:>8}" for name in COUNTS)
     others = [f"{result[name]} {kind}" for name, kind in other_kinds(result)]
