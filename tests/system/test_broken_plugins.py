@@ -401,7 +401,7 @@ def decode(blob, limits):
 
 
 @pytest.mark.full
-def test_worker_processes(install, tmp_path, monkeypatch):
+def test_worker_processes(install, tmp_path, monkeypatch, cold_children):
     """Workers load no plugins, so none can break them: a worker imports only the module of its
     function. A failure of that module fails the item."""
     for name, (source, _) in NEVER_LOADS.items():

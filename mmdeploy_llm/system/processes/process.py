@@ -198,16 +198,19 @@ class Worker:
 
     def ended_by(self) -> str:
         """Returns how the process ended, killed if it has not: "it died with signal SIGSEGV"."""
+        return f"{self.name} {self._ending()}"
+
+    def _ending(self) -> str:
         try:
-            status = self._process.wait(CLOSE_SECONDS)
+            return f"died with {signals.end_of(self._process.wait(CLOSE_SECONDS))}"
         except subprocess.TimeoutExpired:
             self.kill()
-            return f"{self.name} closed its channel without ending"
-        return f"{self.name} died with {signals.end_of(status)}"
+            return "closed its channel without ending"
 
     def _raise_end(self) -> Any:
         """Waits for the end of the process and raises WorkerDiedError."""
-        raise WorkerDiedError(self.ended_by() + self._last_output()) from None
+        ending = f"(process {self.pid}) {self._ending()}{self._last_output()}"
+        raise WorkerDiedError(f"{self.name} {ending}") from None
 
     def _last_output(self) -> str:
         text = self._tail.text()
