@@ -53,6 +53,6 @@ def _answer(channel: Channel, call: Mapping[str, Any], blob: bytes) -> tuple[str
         limit = call["max_memory"] // 2**20
         message = f"decoding it needs more than the {limit} MiB that a worker may use; shrink it"
         return MediaLimitError.__name__, message
-    except Exception as error:  # codecs raise anything; their messages can hold paths and addresses
+    except (Exception, SystemExit) as error:  # their messages can hold paths and addresses
         return "MediaError", f"it cannot be decoded ({type(error).__name__} while reading it)"
     return None
