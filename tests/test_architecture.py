@@ -714,6 +714,7 @@ def grow(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("rule", RULES)
 def test_this_repository_keeps(rule):
     assert rule(ROOT) == []
@@ -724,6 +725,7 @@ def test_rule_accepts_a_good_tree(tmp_path, rule):
     assert rule(grow(tmp_path, GOOD)) == []
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("rule", "name", "text", "problem"), BAD)
 def test_rule_finds(tmp_path, rule, name, text, problem):
     found = rule(grow(tmp_path, {**GOOD, name: text}))

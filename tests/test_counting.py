@@ -44,6 +44,7 @@ def llm():
         yield llm
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_the_same_as_with_the_model(kind, folder, llm):
     found = count_tokens(folder, PROMPTS[kind])
@@ -52,6 +53,7 @@ def test_the_same_as_with_the_model(kind, folder, llm):
     assert (found.num_input_image_tokens > 0) == (kind == "picture")
 
 
+@pytest.mark.full
 def test_options_count(folder):
     """The limit of media, another chat template, another size of pictures."""
     prompt = {"prompt": "x", "multimodal_data": {"image": [IMAGE, IMAGE]}}
@@ -101,6 +103,7 @@ def run(*arguments, code=0, **options):
     return done.stdout, done.stderr
 
 
+@pytest.mark.full
 def test_the_command_counts_a_prompt(folder, tmp_path):
     IMAGE.save(tmp_path / "a.png")
     own = count_tokens(folder, PROMPTS["picture"])
@@ -117,6 +120,7 @@ def test_the_command_counts_a_prompt(folder, tmp_path):
     assert json.loads(raw)["num_prompt_tokens"] == expected
 
 
+@pytest.mark.full
 def test_the_command_counts_files(folder, tmp_path):
     IMAGE.save(tmp_path / "a.png")
     (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "A red"}\nbad\n{"prompt": ""}\n')

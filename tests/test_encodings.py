@@ -54,6 +54,7 @@ FILES = {  # name of a file -> the words of a command that reads it
 }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("name", "encoding", "words"),
     [

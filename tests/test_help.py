@@ -20,6 +20,7 @@ def names(function):
     return list(inspect.signature(function).parameters)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", mmdeploy_llm.__all__)
 def test_help_begins_with_a_sentence(name):
     text = pydoc.plain(pydoc.render_doc(getattr(mmdeploy_llm, name)))
@@ -44,6 +45,7 @@ def test_signatures_have_the_options_of_params_and_batches():
     assert names(LLM.run_batch)[:3] == ["self", "input", "output"]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("door", [LLM, AsyncLLM, ModelPool])
 def test_the_guide_documents_what_the_tab_key_shows(door):
     guide = "\n".join(page.read_text(encoding="utf-8") for page in GUIDE.glob("*.md"))

@@ -65,6 +65,7 @@ def loaded(code, *words, cwd=None):
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("code", "words", "name"),
     [
@@ -88,6 +89,7 @@ def test_every_name_of_the_package_loads_nothing_heavy():
     assert "mmdeploy_llm.client.llm" in modules
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("words", "allowed", "code"),
     [
@@ -106,6 +108,7 @@ def test_commands_without_a_model_load_nothing_heavy(words, allowed, code, tmp_p
     assert "mmdeploy_llm.cli.program" in modules
 
 
+@pytest.mark.full
 def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
     lines = (
         "caption",
@@ -132,6 +135,7 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
     assert "mmdeploy_llm.cli.program" in modules
 
 
+@pytest.mark.full
 def test_folders_that_cannot_be_used_are_told_before_torch_is_imported(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
@@ -144,6 +148,7 @@ def test_folders_that_cannot_be_used_are_told_before_torch_is_imported(tmp_path)
     assert "mmdeploy_llm.weights.folder" in modules
 
 
+@pytest.mark.full
 def test_names_that_mean_nothing_are_told_before_torch_is_imported(tmp_path):
     for name in ("a.jpg", "a.pdf"):
         (tmp_path / name).write_bytes(b"x")
@@ -177,6 +182,7 @@ def test_names_that_mean_nothing_are_told_before_torch_is_imported(tmp_path):
     assert "mmdeploy_llm.hooks.objects.attention_names" in modules
 
 
+@pytest.mark.full
 def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     commands = (
@@ -199,6 +205,7 @@ def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
     assert "mmdeploy_llm.values.options.config" in modules
 
 
+@pytest.mark.full
 def test_a_wrong_id_of_the_hub_is_told_at_once_where_nothing_may_be_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     commands = (
@@ -216,6 +223,7 @@ def test_a_wrong_id_of_the_hub_is_told_at_once_where_nothing_may_be_fetched(tmp_
     assert light <= modules
 
 
+@pytest.mark.full
 def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers

@@ -130,10 +130,12 @@ def misplaced(files):
     return wrong
 
 
+@pytest.mark.full
 def test_calls_of_one_system_are_in_their_modules():
     assert misplaced(shipped()) == []
 
 
+@pytest.mark.full
 def test_text_files_name_their_encoding():
     wrong = [
         f"{path}:{line}"

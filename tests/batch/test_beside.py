@@ -38,6 +38,7 @@ def test_each_picture_has_its_text(do, pictures):
     assert "sidecars: 4 .txt written" in summary.notes
 
 
+@pytest.mark.full
 def test_what_was_interrupted_is_made_up_for(do, pictures, tmp_path):
     (pictures / "4.stop.png").write_bytes((pictures / "1.png").read_bytes())
     do("pictures")

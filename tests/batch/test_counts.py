@@ -71,6 +71,7 @@ def test_an_input_that_becomes_shorter_is_told(fake_llm, jsonl, caplog):
     assert again.disagreements == ()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["new", "resume"])
 def test_failed_doubled_and_unreadable_lines_are_results(fake_llm, jsonl, mode):
     given = jsonl({"id": "a", "prompt": "bad"}, {"id": "a", "prompt": "b"}, "{", *rows(3))

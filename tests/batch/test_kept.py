@@ -206,6 +206,7 @@ def test_parts_of_somebody_else_are_not_overwritten(tmp_path, fake_llm):
     assert part.read_bytes() == before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["config.json", "state.json"])
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
 def test_files_with_the_names_of_ours_stay(tmp_path, fake_llm, name, output):

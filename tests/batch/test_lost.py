@@ -282,6 +282,7 @@ def test_an_output_that_is_overwritten_as_a_whole_has_nothing_to_save(do, here):
         do("out.jsonl", last())
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_a_run_that_is_stopped_for_a_while_goes_on_or_notices(do, here, in_child, is_cut):
     def run():
@@ -297,6 +298,7 @@ def test_a_run_that_is_stopped_for_a_while_goes_on_or_notices(do, here, in_child
     assert len(list(open_sink("out.jsonl").entries())) == NUM
 
 
+@pytest.mark.full
 def test_a_folder_that_becomes_read_only_keeps_its_results(do, in_child, monkeypatch):
     """Runs as a user who is bound by permissions."""
 

@@ -313,6 +313,7 @@ def test_other_files_of_a_model_are_noticed_and_another_place_is_not(model, tmp_
     assert model_digest(copy) != before
 
 
+@pytest.mark.full
 def test_python_and_the_program_refuse_and_go_on(model, jsonl, out, tmp_path):
     source = jsonl({"prompt": "The fox"}, {"prompt": "The dog"})
     options = {"num_threads": 1, "kv_cache_memory": 2**24, "max_model_len": 128}

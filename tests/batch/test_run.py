@@ -102,6 +102,7 @@ def test_resume_does_only_what_is_missing_or_failed(fake_llm, jsonl, out):
     assert (summary.num_before, summary.num_records, summary.num_failed) == (2, 4, 0)
 
 
+@pytest.mark.full
 def test_failed_ones_stay_when_they_are_not_to_be_done_again(fake_llm, jsonl, out):
     given = jsonl({"prompt": "a"}, {"prompt": "bad"}, "{", {"prompt": "d"})
     do(fake_llm, given, out, max_failures=2)
@@ -121,6 +122,7 @@ def test_nothing_left_to_do_opens_no_model_and_changes_nothing(fake_llm, jsonl, 
     assert out.read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_doubled_line_goes_even_when_nothing_is_left_to_do(fake_llm, jsonl, out):
     given = jsonl(*prompts("a", "b"))
     do(fake_llm, given, out)

@@ -89,7 +89,7 @@ def test_the_records_are_those_of_a_jsonl_file(do, rows, output):
     assert len(summary.sink.parts()) == 3
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, output):
     do(rows[:7], output)

@@ -72,6 +72,7 @@ def odd(tmp_path, png):
     return folder
 
 
+@pytest.mark.full
 def test_files_whose_names_are_not_utf8_are_captioned(odd, tmp_path):
     out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
     words = ["caption", str(odd), "--output", str(out), "--report", str(page), "--table"]
@@ -95,6 +96,7 @@ def test_files_whose_names_are_not_utf8_are_captioned(odd, tmp_path):
     assert out.read_bytes().splitlines() == lines
 
 
+@pytest.mark.full
 def test_every_line_gets_its_own_400_and_no_traceback(llm, odd, tmp_path, caplog):
     out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
     picture = str(odd / os.fsdecode(b"a\xff.png"))

@@ -191,6 +191,7 @@ class TestCaption:
         assert "captions.html" in result.stdout
         assert made[0].is_closed
 
+    @pytest.mark.full
     def test_what_is_not_read_is_told_in_summary_report_and_list(
         self, run, made, pictures, tmp_path
     ):
@@ -270,6 +271,7 @@ class TestCaption:
         assert "max_model_len" in page
         assert "Which shapes?" in page
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("choice", "option"),
         [("auto", {"reasoning_parser": "auto"}), ("none", {})],

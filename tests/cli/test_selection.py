@@ -56,6 +56,7 @@ def fails(*words, **options):
     return done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("words", "num"), [(CAPTION, NUM_FILES), (BATCH, 20)])
 def test_random_items_are_the_same_in_each_run_and_told(plan, words, num):
     first, told = plan(*words, "--limit", "5", "--random")
@@ -99,6 +100,7 @@ def test_an_id_that_nothing_has_is_told(plan, caplog):
     assert "--only: no item of the input has 1 of the ids: 'r99'" in caplog.text
 
 
+@pytest.mark.full
 def test_files_are_listed_by_a_file_or_a_pipe(plan):
     Path("list.txt").write_bytes(b"\xef\xbb\xbfpics/4.png\r\n\r\npics/2.png\n")
     words = ("--files-from", "list.txt", "--order", "input")
@@ -109,6 +111,7 @@ def test_files_are_listed_by_a_file_or_a_pipe(plan):
     assert sorted(plan("caption", "pics/1.png", *words)[0]) == ["1.png", "2.png", "4.png"]
 
 
+@pytest.mark.full
 def test_a_listed_path_that_is_gone_fails_alone_with_its_name():
     Path("list.txt").write_text("pics/1.png\npics/gone.png\n")
     words = ("caption", "--files-from", "list.txt", "--max-tokens", "64", "--no-report")

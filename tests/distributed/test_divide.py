@@ -64,7 +64,7 @@ class OneOf:
         self.rank, self.size, self.num_calls = rank, size, 0
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -80,6 +80,7 @@ def test_two_ranks_equal_one(tmp_path, family, options):
     two_ranks_equal_one(subject_of(tmp_path, family, **options))
 
 
+@pytest.mark.full
 def test_four_ranks_share_two_key_value_heads(tmp_path):
     subject = subject_of(tmp_path, "qwen2_5_vl")
     ids, media = subject.prompts["images"]

@@ -122,6 +122,7 @@ def test_ranks_on_cards_that_are_stuck_together(runner, monkeypatch):
         runner.run(plan(PLAIN))
 
 
+@pytest.mark.full
 def test_an_exchange_that_somebody_misses_is_given_up(tmp_path):
     def meeting(rank):
         return Meeting(

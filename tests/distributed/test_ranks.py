@@ -133,6 +133,7 @@ def test_what_layers_keep_besides_the_plain_cache(tiny_folder, transformers_of, 
             assert ids(outputs) == wanted
 
 
+@pytest.mark.full
 def test_samples_and_logprobs(one, two):
     params = SamplingParams(
         n=3, temperature=1.0, seed=5, max_tokens=8, logprobs=3, prompt_logprobs=2

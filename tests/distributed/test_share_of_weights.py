@@ -59,6 +59,7 @@ def read(file, key, start, shape, transpose=False):
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("layout", ["whole", "swapped", "parts", "experts", "experts swapped"])
 @pytest.mark.parametrize(
     "share",

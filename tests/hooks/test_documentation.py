@@ -189,6 +189,7 @@ def test_links_lead_somewhere(text):
             )
 
 
+@pytest.mark.full
 def test_the_first_plugin_answers(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(code_blocks(PLUGINS, "python")[0], {"__name__": "__main__"})

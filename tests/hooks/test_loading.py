@@ -90,6 +90,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("case", BROKEN)
 def test_failure_is_recorded_and_others_load(site, caplog, model_plugin, case):
     source, phase, error = BROKEN[case]
@@ -117,6 +118,7 @@ def test_failure_is_recorded_and_others_load(site, caplog, model_plugin, case):
     assert error in str(missing.value)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("case", BROKEN)
 def test_strict_loading_raises_with_the_cause(site, caplog, model_plugin, case):
     source, phase, error = BROKEN[case]

@@ -62,6 +62,7 @@ def test_every_hook_has_an_example():
     assert set(EXAMPLES) == set(PluginManager()._registry.hooks)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("hook", EXAMPLES)
 def test_the_example_of_a_hook(hook, tmp_path, capsys):
     """It is a file that loads as a plugin, implements the hook, and does what it says."""

@@ -77,6 +77,7 @@ def test_gated_mlp(kernels, dtype, rows):
     assert_near(*both(mlp, kernels, lambda mlp: mlp(x))[::-1])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("quantization", [None, *FORMATS])
 def test_experts(kernels, dtype, quantization):
@@ -137,6 +138,7 @@ def test_rotary(kernels, dtype, is_interleaved, rotary_dim, axes):
     assert_near(found, expected)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", [RMSNorm, ZeroCenteredRMSNorm])
 @pytest.mark.parametrize("is_apart", [False, True])

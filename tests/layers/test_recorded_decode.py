@@ -218,6 +218,7 @@ def test_steps_with_two_block_tables_are_recorded(kernels, monkeypatch):
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
+@pytest.mark.full
 def test_longer_block_tables(kernels, monkeypatch):
     """A block table that outgrows its memory gets new memory, and its step is recorded again."""
     model = make_decoder(kernels, None, {})

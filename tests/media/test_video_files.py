@@ -104,6 +104,7 @@ TURNS = [
 ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("matrix", TURNS)
 def test_a_display_matrix_is_followed(files, matrix):
     """Each stored pixel (x, y) is shown at (a x + c y, b x + d y), mirrored where that says so."""

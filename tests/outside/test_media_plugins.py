@@ -42,6 +42,7 @@ TILES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     # A process that imports torch for each.
     "name",
@@ -143,6 +144,7 @@ def test_the_processors_do_the_same(references):
             assert first.prompt_text == second.prompt_text
 
 
+@pytest.mark.full
 def test_answers_are_those_of_the_built_in_plugin(references):
     folder, answers = str(references.tiny("internvl")), []
     sizes = ((300, 100), (56, 56))
@@ -207,6 +209,7 @@ class TestPages:
             decode_image(parts[0].source, MediaLimits(max_pixels=1000))
 
 
+@pytest.mark.full
 def test_a_document_is_read_by_a_model(references, load_file, tmp_path):
     (tmp_path / "a.pdf").write_bytes(load_file("processors/pdfs.py").simple_pdf(("one", "two")))
     prompt = {
@@ -255,6 +258,7 @@ class TestQwen2AudioSounds(MediaProcessorConformance):
         return Checkpoint(folder=folder, config=None, preprocessor=LONG)
 
 
+@pytest.mark.full
 def test_answers_about_sounds_are_those_of_transformers(qwen2_audio):
     """Two sounds of different lengths: ids of the prompt, and tokens of the answer."""
     sounds = [sound(seconds, seed) for seconds, seed in ((0.7, 1), (1.5, 2))]

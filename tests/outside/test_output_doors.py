@@ -50,6 +50,7 @@ def texts(name):
         return database.execute("SELECT text FROM records").fetchall()
 
 
+@pytest.mark.full
 def test_an_installed_one_is_seen_unless_the_environment_says_no(installed, records, monkeypatch):
     assert run("export", "in.jsonl", "-o", "out.sqlite")[0] == 0
     assert texts("out.sqlite") == [("a lamp",)]
@@ -95,6 +96,7 @@ def test_what_is_built_in_writes_and_reads_without_any_plugin(form, tmp_path):
     assert type(sink).__module__.startswith("mmdeploy_llm.data.outputs.")
 
 
+@pytest.mark.full
 def test_plugins_check_checks_the_format():
     verdicts = [own for own in check_plugin(str(FILE)) if own.subject == "output sink sqlite"]
     assert len(verdicts) >= 8
@@ -104,6 +106,7 @@ def test_plugins_check_checks_the_format():
     ]
 
 
+@pytest.mark.full
 def test_plugins_check_finds_a_format_that_forgets(tmp_path, monkeypatch):
     monkeypatch.setattr(fresh, "changes_of", lambda modules: {})  # as of FILE, which has a test
     source = FILE.read_text().replace("yield from self", "yield from ()  #")

@@ -84,6 +84,7 @@ def llm(tmp_path_factory):
 PARAMS = SamplingParams(temperature=0, max_tokens=4)
 
 
+@pytest.mark.full
 def test_parts_become_texts_and_images_of_a_chat(llm, tmp_path):
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps(CELLS))

@@ -177,6 +177,7 @@ def photos(tmp_path):
     return folder
 
 
+@pytest.mark.full
 def test_who_writes_a_suffix_of_ours_is_told_once(do, photos, tmp_path, monkeypatch, caplog):
     """Each command that opens an output tells it, however often it looks at the name."""
     monkeypatch.chdir(tmp_path)

@@ -98,6 +98,7 @@ def test_its_command_lists_the_shelf():
     assert "picture-1.png" in done.output.splitlines()
 
 
+@pytest.mark.full
 def test_all_parts_in_one_engine():
     params = SamplingParams(
         temperature=0,

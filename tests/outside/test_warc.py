@@ -5,6 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
@@ -72,6 +73,7 @@ def run(*words):
     return result.exit_code, result.output
 
 
+@pytest.mark.full
 def test_the_program_captions_an_archive(tmp_path):
     """And counts it, estimates it, and does what has failed again when it is resumed."""
     crawl, out = tmp_path / "crawl.warc.gz", tmp_path / "out.jsonl"

@@ -44,6 +44,7 @@ def tokens_of(folder, **options):
         return [out.outputs.token_ids for out in llm.generate(list(PROMPTS), PARAMS)]
 
 
+@pytest.mark.full
 def test_a_format_of_one_file(tiny_folder, tmp_path, caplog):
     plain = tiny_folder("qwen2", hidden_size=64, num_attention_heads=4)
     coded, floats = write_pair(plain, tmp_path)

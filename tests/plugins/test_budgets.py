@@ -80,6 +80,7 @@ def tokens_of(processor, size):
     return processor.count_tokens(ImageHeader(size=size), {})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("tokens", [1, 4, 64, 70, 100, 256, 500, 768, 1024, 1280, 3000])
 @pytest.mark.parametrize("name", IMAGES)
 def test_no_image_has_more_tokens_than_its_budget(name, tokens, tmp_path):

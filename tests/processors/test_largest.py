@@ -50,6 +50,7 @@ def test_videos(make, tmp_path):
     assert found.tensors["pixels"].shape == large.tensors["pixels"].shape
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("max_tokens", [1, 7, 100, 1000])
 @pytest.mark.parametrize("make", [*IMAGES, Qwen3ImageProcessor, *VIDEOS])
 def test_no_more_tokens_than_asked_for(make, max_tokens, tmp_path):

@@ -9,6 +9,7 @@ from mmdeploy_llm import LLM
 from mmdeploy_llm.media import Patchifier
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("patch_size", [7, 14, 16])
 @pytest.mark.parametrize("merge_size", [1, 2, 3])
 @pytest.mark.parametrize(("num_frames", "given"), [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3)])

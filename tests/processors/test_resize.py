@@ -42,6 +42,7 @@ def picture(size, seed=0, *, is_flat=False):
     return Image.fromarray(values.astype(np.uint8))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
 @pytest.mark.parametrize(("before", "after"), SIZES)
 @pytest.mark.parametrize("is_flat", [False, True])

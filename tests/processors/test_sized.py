@@ -142,6 +142,7 @@ def test_budgets_of_tiles(size, tokens):
     assert limited.prompt_text(item, {}).count("<image>") == count
 
 
+@pytest.mark.full
 def test_a_budget_may_raise_the_number_of_tiles():
     header = ImageHeader(size=(3000, 1000))
     assert tiled().count_tokens(header, {}) == 16
@@ -158,6 +159,7 @@ def test_options_of_an_item_within_a_budget():
     assert limited.count_tokens(header, {"max_tiles": 6}) <= 20
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", [(2000, 1000), (1000, 2000), (20, 3000)])
 def test_images_are_shrunk_where_no_option_bounds_them(size):
     processor = Grid(checkpoint(), {})

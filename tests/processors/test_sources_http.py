@@ -445,6 +445,7 @@ def silent(handler):
     time.sleep(50)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "behaviour",
     [drip_body, *(pytest.param(way, marks=pytest.mark.full) for way in (drip_headers, silent))],

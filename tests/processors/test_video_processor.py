@@ -36,6 +36,7 @@ def make():
     return processor
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", ["qwen", pytest.param("ernie", marks=pytest.mark.full)])
 @pytest.mark.parametrize("num", [1, 2, 3, 8])
 def test_counts_and_grids(make, files, family, num):

@@ -91,6 +91,7 @@ def test_typed_placeholders_cve_2026_44222(real, picture):
         assert request.media == ()
 
 
+@pytest.mark.full
 def test_typed_placeholders_are_replaced_in_linear_time_cve_2025_46560(real):
     messages = [{"role": "user", "content": PLACE * 5_000}]
     start = time.monotonic()
@@ -179,6 +180,7 @@ def test_huge_n_cve_2026_34756():
             SamplingParams(n=n)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "regex", ["(a+)+$", "((a{1,99}){1,99}){1,99}", "a{1,100000000}", "(.*a){200}", "(x+x+)+y{500}"]
 )

@@ -62,6 +62,7 @@ def test_text_that_runs_from_right_to_left_stays():
         assert clean(HARMLESS) == HARMLESS
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("num", [6, EMBEDDED_CARDS + 30])
 def test_nothing_in_a_report(tmp_path, num):
     """Every field of every card, the page's head, and the scripts with further cards."""

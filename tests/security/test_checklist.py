@@ -193,6 +193,7 @@ def test_04_only_listed_image_formats(blob, real, generate):
         generate(real(), blob)
 
 
+@pytest.mark.full
 def test_04_pillow_opens_nothing_by_its_own_choice():
     """Image.open without formats would try every one that Pillow has."""
     calls = [
@@ -471,6 +472,7 @@ def test_12_caches_are_bounded_in_bytes(make_intake, processor):
 # 13 messages without addresses, and without paths but those that the caller gave
 
 
+@pytest.mark.full
 def test_13_messages_hold_no_addresses_and_no_other_paths(real, generate, chat, tmp_path):
     secret, given = tmp_path / "secret_folder", tmp_path / "given"
     secret.mkdir()
@@ -572,6 +574,7 @@ def test_16_every_advisory_class_has_a_test():
     assert missing == []
 
 
+@pytest.mark.full
 def test_limits_are_what_the_options_say():
     """Every option of the engine reaches the plugins."""
     from mmdeploy_llm.media.loading.reader import media_limits

@@ -250,6 +250,7 @@ def test_the_good_models_open(models):
 # What each error says: file, key, found, allowed.
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("name", "key", "value", "allowed"),
     [

@@ -304,6 +304,7 @@ def suppress_errors(backend, params):
         backend.validate(params)
 
 
+@pytest.mark.full
 def test_a_process_that_dies_costs_one_request_at_most(backend, capfd):
     backend.validate(GuidedDecodingParams(regex="a{3}"))
     backend._probe._helper._worker.interrupt()
@@ -325,6 +326,7 @@ def test_the_process_loads_no_torch_and_has_limits(backend):
     assert re.search(r"Max address space +\d+ ", (process / "limits").read_text())
 
 
+@pytest.mark.full
 def test_closing_ends_a_check_that_is_under_way():
     backend = GrammarBackend(make_tokenizer(), EOS + 1, {EOS}, seconds=60)
     backend.validate(GuidedDecodingParams(regex="a"))
@@ -424,6 +426,7 @@ def mutated(random_):
     return {name: value}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.long)])
 def test_mutations_compile_or_end_in_request_errors(backend, count):
     random_, num_good = random.Random(count), 0

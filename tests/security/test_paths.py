@@ -112,6 +112,7 @@ def test_files_outside_are_not_told_from_files_that_do_not_exist(root):
     assert len(messages) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["file", pytest.param("folder", marks=pytest.mark.full)])
 def test_a_swapped_link_gives_no_file_from_outside(way, root, target):
     """One thread replaces a folder, or a file, by a link again and again while another reads."""

@@ -150,6 +150,7 @@ def test_the_deadline_and_the_isolation_hold(folder, previews, monkeypatch):
     assert time.monotonic() - begin < 60
 
 
+@pytest.mark.full
 def test_a_whole_batch(folder, tmp_path):
     """`run_batch` with a report: one picture for the one file that the model got."""
     page, out = tmp_path / "page.html", tmp_path / "out.jsonl"
@@ -178,6 +179,7 @@ def test_a_whole_batch(folder, tmp_path):
     assert text.count("no preview") == len(names) - 1
 
 
+@pytest.mark.full
 def test_media_are_opened_in_one_place():
     """A new call that opens a path must say whose path it is."""
     opens = {"open", "read_bytes", "read_text", "truetype", "fdopen"}

@@ -318,6 +318,7 @@ def test_answers_of_the_process_are_not_unpickled(renderer, monkeypatch):
     assert_sound(renderer)
 
 
+@pytest.mark.full
 def test_closing_ends_a_call_that_hangs():
     renderer = Renderer()
     assert_sound(renderer)

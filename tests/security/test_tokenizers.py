@@ -80,6 +80,7 @@ def test_ids_of_the_process_are_those_of_this_one(guarded):
     assert guarded.encode("") == []
 
 
+@pytest.mark.full
 def test_an_expression_that_never_ends_is_that_texts_error():
     encoder = Encoder(raw(pre_tokenizer=split(HURTS)).backend_tokenizer, seconds=0.5)
     try:
@@ -94,6 +95,7 @@ def test_an_expression_that_never_ends_is_that_texts_error():
         encoder.encode("b", add_special_tokens=False)
 
 
+@pytest.mark.full
 def test_an_expression_that_the_library_gives_up_is_that_texts_error(guarded, capfd):
     with pytest.raises(RequestError, match=r"cannot read this text: .*retry-limit"):
         guarded.encode("a" * 40 + "!")

@@ -243,6 +243,7 @@ def test_a_plugin_that_was_named_must_load(install, tiny_folder):
         LLM(model=str(tiny_folder(TEXT)), plugins=("qwen", "ends-it-all"))
 
 
+@pytest.mark.full
 def test_observers_and_fetchers(install, make_llm, tiny_folder, image_prompt, tmp_path):
     """Observers are muted; a fetcher that raises fails its own item."""
     picture = tmp_path / "good.png"
@@ -275,7 +276,7 @@ def test_a_parser(answers, install, make_llm, tiny_folder, fault):
     assert all(output.is_ok for output in other.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("fault", PROCESSOR_FAULTS)
 def test_a_processor(answers, install, make_llm, tiny_folder, image_prompt, fault):
     """The item on which it fails becomes an error of its request; the other images are answered as
@@ -301,6 +302,7 @@ def test_a_model(answers, install, make_llm, tiny_folder, reference_of, fault):
     check_batch(llm, PROMPTS, want, message)
 
 
+@pytest.mark.full
 def test_a_model_that_encodes_too_few_rows(answers, install, make_llm, tiny_folder, image_prompt):
     good = [image_prompt(Image.new("RGB", (90, 60), colour)) for colour in ("red", "green")]
     bad = image_prompt(Image.new("RGB", (56, 56), "blue"))  # 4 tokens

@@ -72,6 +72,7 @@ def write_parquet(folder):
     parquet.write_table(sys.modules["pyarrow"].Table.from_pylist(columns), "prompts.parquet")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "document",
     [

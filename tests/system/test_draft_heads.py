@@ -65,7 +65,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
@@ -94,7 +94,7 @@ def test_other_families_with_a_draft_layer(folders, family):
     assert stats.num_drafts > 40
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(
     ("family", "options"),
@@ -138,6 +138,7 @@ def test_guesses_are_those_of_the_layer(folders, family, options, monkeypatch):
     assert len(wrong) <= len(seen) // 10, wrong  # ties of rounding
 
 
+@pytest.mark.full
 def test_a_layer_that_guesses_wrong_is_soon_left(folders):
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     _, stats = answers(folders("ernie4_5"), PROMPTS[:1], params, speculative="mtp")

@@ -76,6 +76,7 @@ def test_engines_in_other_processes(folders):
     assert stats.num_drafts > 0
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(
     "family", [pytest.param("qwen3_5_text", marks=pytest.mark.full), "glm_ocr"]
@@ -148,6 +149,7 @@ MORE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 def test_more_options_with_images_in_a_tight_pool(folders, monkeypatch):
     """Each option once with an image and once without, after a prompt that the cache holds, with

@@ -92,6 +92,7 @@ def wanted(vl_reference, found):
     return [vl_reference.generate(*case) for case in found]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("vl_reference", ONE_QUICK, indirect=True)
 def test_in_chunks_and_with_a_prefix_hit(vl_reference, make_llm, found, prompts, wanted):
     atomic = vl_reference.is_ernie

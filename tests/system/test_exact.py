@@ -120,6 +120,7 @@ def test_another_image_is_no_prefix_hit(vl_reference, make_llm, make_picture):
         assert tokens(run(llm, [case])) == expected(vl_reference, [case])
 
 
+@pytest.mark.one_is_quick
 def test_without_prefix_cache_and_chunks(reference, make_llm, make_picture):
     llm, _ = make_llm(
         reference.folder, enable_prefix_caching=False, enable_chunked_prefill=False, max_num_seqs=2
@@ -128,6 +129,7 @@ def test_without_prefix_cache_and_chunks(reference, make_llm, make_picture):
     assert tokens(run(llm, found)) == expected(reference, found)
 
 
+@pytest.mark.one_is_quick
 def test_small_encoder_cache(vl_reference, make_llm, make_picture):
     """The embeddings of only one image fit at once."""
     most = max(w * h for w, h in SIZES) // (28 * 28) + 8
@@ -138,6 +140,7 @@ def test_small_encoder_cache(vl_reference, make_llm, make_picture):
     assert tokens(run(llm, found)) == expected(vl_reference, found)
 
 
+@pytest.mark.one_is_quick
 def test_logprobs_of_the_prompt(reference, make_llm, make_picture):
     """Every log-probability of every prompt position is within 2e-4; where layers keep states,
     which add up over the whole prompt, within 5e-4."""
@@ -154,6 +157,7 @@ def test_logprobs_of_the_prompt(reference, make_llm, make_picture):
         assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_bf16_runs(reference, make_llm, make_picture, dtype):
     """In bf16 another order of additions may change tokens, so only the run itself is checked."""

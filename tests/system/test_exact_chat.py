@@ -75,6 +75,7 @@ def wanted(reference, contents):
     return ids, reference.generate(prompt, pictures, clips)
 
 
+@pytest.mark.one_is_quick
 def test_conversations(chat_reference, make_llm, conversations):
     llm, stats = make_llm(chat_reference.folder)
     begin_together(llm, len(conversations))
@@ -89,6 +90,7 @@ def test_conversations(chat_reference, make_llm, conversations):
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
+@pytest.mark.one_is_quick
 def test_counting_without_generating(chat_reference, make_llm, make_picture, make_clip):
     """Text around media, such as the times of frames, is counted too."""
     llm, _ = make_llm(chat_reference.folder)

@@ -67,6 +67,7 @@ def test_token_ids_and_counts(video_reference, make_llm, found):
         assert output.num_input_image_tokens == ids.count(config.image_token_id)
 
 
+@pytest.mark.full
 def test_ids_that_are_written_out(video_reference, make_llm, found, wanted):
     """Prompt ids with every token of every item, as transformers' processor writes them."""
     llm, _ = make_llm(video_reference.folder)
@@ -147,6 +148,7 @@ class TestForms:
 
         return ask
 
+    @pytest.mark.full
     def test_files(self, ask, blob, tmp_path):
         path = tmp_path / "a clip.mp4"
         path.write_bytes(blob)
@@ -165,6 +167,7 @@ class TestForms:
             ):
                 assert ask(source) == want
 
+    @pytest.mark.full
     def test_frames(self, ask, make_clip):
         frames = make_clip(5, 4, 60, 84, range(4)).frames
         array = np.stack([np.asarray(frame) for frame in frames])

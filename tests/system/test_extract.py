@@ -41,6 +41,7 @@ def about(name, question="Which color?"):
     return {"messages": [{"role": "user", "content": content}], **PLAIN}
 
 
+@pytest.mark.full
 def test_objects_or_what_went_wrong(llm):
     prompts = [about("picture-1.png"), about("truncated-on-purpose.jpg"), about("picture-2.jpg")]
     first, bad, last = llm.extract(prompts, Shape, GREEDY, use_tqdm=False)

@@ -152,6 +152,7 @@ def check_batch(llm, bad, good, code, message):
     assert [tokens(output) for output in llm.generate(good, GREEDY, use_tqdm=False)] == want
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", BAD_IMAGES)
 def test_bad_images(llm, image_prompt, make_picture, name):
     make, code, message = BAD_IMAGES[name]
@@ -323,6 +324,7 @@ class HangingStore:
         return self.blob
 
 
+@pytest.mark.full
 def test_a_fetcher_that_hangs(make_llm, tiny_folder, image_prompt, make_picture, outlasts):
     llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_fetch_timeout=600)
     store = HangingStore(encoded(make_picture(1, 80, 60)), outlasts(llm))
@@ -375,6 +377,7 @@ def test_a_fetcher_that_always_hangs_is_given_up(
     assert all("earlier calls of it hang" in output.error_msg for output in refused)
 
 
+@pytest.mark.full
 def test_closing_does_not_wait_for_a_plugin_that_hangs(
     make_llm, tiny_folder, image_prompt, make_picture, awake
 ):

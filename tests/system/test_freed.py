@@ -43,6 +43,7 @@ def is_freed(refs):
     return not any(ref() is not None for ref in refs)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("case", OPTIONS)
 def test_a_closed_model_is_freed(case, tiny_folder, no_garbage):
     llm = LLM(str(tiny_folder("qwen2")), **SETTINGS, **OPTIONS[case])
@@ -58,6 +59,7 @@ def test_a_closed_model_is_freed(case, tiny_folder, no_garbage):
     assert "closed" in repr(llm)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "florence2", "gemma3"])
 def test_a_closed_model_of_images_is_freed(family, tiny_folder, no_garbage):
     with LLM(str(tiny_folder(family)), **SETTINGS) as llm:
@@ -122,6 +124,7 @@ def ctrl_c(folder, patch):
     patch.setattr(computer, "plan_cache", interrupt)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("fault", "error"),
     [(weight_lacks, CheckpointError), (memory_runs_out, ConfigError), (ctrl_c, KeyboardInterrupt)],

@@ -52,6 +52,7 @@ def ask(llm, own, **options):
     return output
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_the_model_thinks_and_then_keeps_the_constraint(llm, name):
     output = ask(llm, params(name))
@@ -98,6 +99,7 @@ def test_a_complete_answer_ends_before_min_tokens(llm):
     assert (output.error_code, output.outputs.finish_reason) == (200, "stop")
 
 
+@pytest.mark.full
 def test_drafts_change_nothing(llm):
     expected = [ask(llm, params(name)).outputs for name in CONSTRAINTS]
     options = {"use_warmup": False, "num_threads": 1, "quiet": True, "speculative": "ngram"}

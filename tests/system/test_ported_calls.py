@@ -91,6 +91,7 @@ class TestTokenizer:
 
 
 class TestCacheLine:
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("dtype", ["auto", "float32"])
     def test_lines_unless_quiet(self, folder, capfd, dtype):
         for quiet in (False, True):
@@ -309,6 +310,7 @@ class TestProcessorOptions:
     def prompt(self, make_picture):
         return {"prompt": f"A {IMAGE} B", "multimodal_data": {"image": make_picture(3, 280, 280)}}
 
+    @pytest.mark.full
     def test_of_a_prompt_are_those_of_an_engine(self, vl_llm, prompt, tiny_folder):
         kwargs = {"max_pixels": 112 * 112}
         options = {"block_size": 16, "mm_processor_kwargs": kwargs}

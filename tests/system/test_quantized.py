@@ -39,6 +39,7 @@ def run(folder, **options):
     return torch.tensor([next(iter(entry.values())).logprob for entry in entries])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,6 +57,7 @@ def test_it_has_an_effect_and_stays_close(folder, options):
     assert (found - expected).abs().mean() < limit
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight), ("int8wo", CodedPanels)]
 )
@@ -88,6 +90,7 @@ def test_options_that_need_kernels_raise_without_them(folder, options, monkeypat
             LLM(model=str(folder), native_kernels=False, **options)
 
 
+@pytest.mark.one_is_quick
 def test_without_a_compiler_the_same_tokens_and_one_warning(folder, monkeypatch, caplog):
     def tokens(**options):
         with LLM(model=str(folder), dtype="float32", **options) as llm:

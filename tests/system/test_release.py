@@ -128,6 +128,7 @@ def commit_empty(folder):
     git(folder, "commit", "--quiet", "--no-gpg-sign", "-am", "Nothing new")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("version", "before", "problem"),
     [

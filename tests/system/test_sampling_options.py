@@ -86,6 +86,7 @@ class TestLogitsProcessors:
         )
         assert ids_of(results(llm, own)) == ids_of(results(llm, other))
 
+    @pytest.mark.full
     @pytest.mark.parametrize(
         "sampling", [{}, pytest.param({"temperature": 0.9, "seed": 5}, marks=pytest.mark.full)]
     )
@@ -174,6 +175,7 @@ class TestStopSequences:
 
 
 class TestEarlyStop:
+    @pytest.mark.full
     @pytest.mark.parametrize(
         "sampling", [{}, pytest.param({"temperature": 1.0, "seed": 3}, marks=pytest.mark.full)]
     )
@@ -214,6 +216,7 @@ class TestEarlyStop:
 
 
 class TestNGramsThatMustNotRepeat:
+    @pytest.mark.full
     def test_in_a_window_with_tokens_that_may(self, llm, make_llm, tiny_folder):
         """No token of a text is one that a search through the window forbids, and a text is the
         same alone, in a batch and after a preemption."""
@@ -290,6 +293,7 @@ def test_any_value_of_any_param_is_used_or_refused(llm, caplog, values):
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.full
 def test_every_number_that_is_accepted_runs(llm, caplog):
     """All of them in one batch: each has an output or a 400, and the request among them that asks
     for nothing gets what it gets alone."""
@@ -339,6 +343,7 @@ def test_a_seed_gives_the_same_text_whatever_else_runs(options, make_llm, tiny_f
             assert ids_of(results(llm, chosen[rows], prompts[rows])) == whole[rows]
 
 
+@pytest.mark.full
 def test_a_drawn_seed_can_be_used_again(make_llm, tiny_folder):
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=2.0, top_p=1.0)
     drawn, _ = make_llm(tiny_folder("qwen2"), seed=None)

@@ -33,6 +33,7 @@ def title(script):
     return re.search(r"^-(?:from|import) (\w+).*", script, re.M)[0][1:60]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("script", SCRIPTS, ids=title)
 def test_a_script_runs_after_the_change(script, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

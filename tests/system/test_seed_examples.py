@@ -178,12 +178,14 @@ def check(results, count):
     return found
 
 
+@pytest.mark.full
 def test_chat(text_model):
     found = check(example_chat(text_model), 2)
     assert "把李白的静夜思改写为现代诗" in found[0][1]
     assert "Write me a poem" in found[1][1]
 
 
+@pytest.mark.full
 def test_chat_with_an_image(png):
     url = "data:image/png;base64," + base64.b64encode(png).decode()
     ((_, text, reasoning, output),) = check(example_chat_with_an_image(VL_MODEL, url), 1)
@@ -228,6 +230,7 @@ def test_generate_with_media(png, mp4, kinds, model_of):
     assert (output.num_input_video_tokens > 0) == ("video" in kinds)
 
 
+@pytest.mark.full
 def test_frame_options_of_a_prompt(mp4):
     """vLLM's scripts give them for a prompt, FastDeploy's for a video; the video's own win."""
     found = []
@@ -248,6 +251,7 @@ def test_frame_options_of_a_prompt(mp4):
     assert found[3] == 2 * found[0]
 
 
+@pytest.mark.full
 def test_frame_options_on_a_chat_part(mp4):
     """A video_url part accepts the options that the guide passes in a dict."""
     url = "data:video/mp4;base64," + base64.b64encode(mp4).decode()
@@ -283,6 +287,7 @@ class TestFastDeploy:
             assert blocks * 64 // (300 + 212) >= 1
             assert llm.runtime.block_size == 64
 
+    @pytest.mark.full
     def test_2_2_arguments_of_chat(self, llm):
         messages = [{"role": "user", "content": "hi"}]
         by_position = llm.chat(messages, FEW, False, {"enable_thinking": False})

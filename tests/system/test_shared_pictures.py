@@ -48,6 +48,7 @@ def answered(llm, given):
     return outputs
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family", [*KINDS, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 )
@@ -76,6 +77,7 @@ def test_a_picture_is_encoded_and_computed_once(tiny_folder, family):
             assert output.num_cached_tokens > first.num_cached_tokens
 
 
+@pytest.mark.full
 def test_a_batch_asks_several_questions(tmp_path):
     """The bundled model, on two pictures of the examples and one that cannot be read."""
     images = Path(__file__).parents[2] / "examples" / "images"

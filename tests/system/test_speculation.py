@@ -92,6 +92,7 @@ def always_drafts(monkeypatch):
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(
     "options",
@@ -128,6 +129,7 @@ def test_options_of_requests_with_drafts(tiny_folder, options):
     assert 20 < stats.num_accepted_drafts < stats.num_drafts
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 def test_thinking_budgets_with_drafts(tiny_folder):
     params = [

@@ -56,6 +56,7 @@ def test_too_many_sequences_for_the_memory_of_states(tiny_folder):
         LLM(str(tiny_folder("qwen3_5")), kv_cache_memory=2**20, max_num_seqs=512)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kernels, dtype):
     """Sequences come and go, so that numbers of sequences and rows of states change; every token
@@ -98,6 +99,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", LAYERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_matrices_that_change_in_place(tiny_folder, monkeypatch, kernels, way, family):

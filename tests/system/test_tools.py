@@ -132,6 +132,7 @@ def test_the_template_gets_the_tools_and_the_calls_come_back(open_llm):
     assert "tool: 31 degrees" in rendered
 
 
+@pytest.mark.full
 def test_a_call_streams_in_the_delta_that_completes_it(open_llm):
     llm = open_llm("qwen3")
     params = saying(f"Let me see.\n{CALL}\n{CALL}")
@@ -201,6 +202,7 @@ def test_a_batch(open_llm, tmp_path):
     assert "answered nothing" not in page.read_text()
 
 
+@pytest.mark.full
 def test_no_parser_unless_requested(tiny_folder):
     options = {"chat_template": TEMPLATE, "block_size": 16, "use_warmup": False, "num_threads": 1}
     with LLM(model=str(tiny_folder("qwen3")), **options) as llm:
@@ -214,6 +216,7 @@ def test_calls_are_public_values():
     assert (call.type, call.function.name) == ("function", "f")
 
 
+@pytest.mark.full
 def test_the_example_makes_a_round_trip(tiny_folder, monkeypatch, capsys):
     """Runs examples/tools.py with a tiny model that is made to write a call, and then an answer."""
     path = Path(__file__).parents[2] / "examples" / "tools.py"

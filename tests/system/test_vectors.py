@@ -54,6 +54,7 @@ def pooled(hidden, pooling):
     return torch.nn.functional.normalize(found[pooling], dim=-1).numpy()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pooling", ["last", "cls", "mean", "tokens"])
 def test_vectors_are_transformers(llm, states, pooling):
     for _ in range(2):  # the second time with hits of the prefix cache, where they help
@@ -291,6 +292,7 @@ def test_an_output_of_text_has_no_vector():
     assert "vector" not in output.to_dict()
 
 
+@pytest.mark.full
 def test_scores_belong_to_their_documents_whatever_finishes_first(folder, monkeypatch):
     """Answers come in another order than the documents, and some are errors."""
     from mmdeploy_llm import LLM

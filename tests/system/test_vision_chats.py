@@ -76,6 +76,7 @@ def expected(references):
     return ask
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("family", "options", "budget", "num_tokens"), PROCESSED)
 def test_chats_equal_transformers(references, expected, family, options, budget, num_tokens):
     """Ids, tokens and counts, in one batch, then again from the prefix cache."""
@@ -99,6 +100,7 @@ def test_chats_equal_transformers(references, expected, family, options, budget,
     assert {number: found[number] for number in num_tokens} == num_tokens
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["gemma3", "minicpmv4_6"])
 def test_ids_that_transformers_processor_made(references, expected, family):
     group = groups(family)[3]
@@ -157,6 +159,7 @@ def spans_of(processors, ids, placeholder, media):
     return spans
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family",
     [
@@ -256,6 +259,7 @@ def changed(folder, new, part, name, value):
     return str(new)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "change"),
     [(family, change) for family, changes in REFUSED.items() for change in changes],
@@ -267,6 +271,7 @@ def test_configs_that_are_refused(family, change, tiny_folder, tmp_path):
         LLM(changed(tiny_folder(family), tmp_path, *change), load_format="dummy", **OPTIONS)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("change", NO_VALUES, ids=str)
 def test_values_that_no_config_has(change, tiny_folder, tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json of the model"):

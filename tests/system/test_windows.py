@@ -55,6 +55,7 @@ def test_tokens_equal_transformers(folder, expected, backend, changes):
         assert windows.pool.num_blocks <= 4 * 4 + 2 + 16
 
 
+@pytest.mark.full
 def test_speculation_drafts_are_given_back(folder, expected):
     with LLM(str(folder), speculative="ngram", **OPTIONS) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

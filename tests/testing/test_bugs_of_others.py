@@ -221,6 +221,7 @@ def subject_of(tmp_path, tiny_folder, transformers_of, rules_of):
     return make
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_of_another_project_is_found(subject_of, monkeypatch, name):
     spec, plant, check = BUGS[name]

@@ -36,10 +36,12 @@ def subject_for(tiny_folder):
     return make
 
 
+@pytest.mark.full
 def test_the_built_in_model_answers_as_transformers(subject_for):
     a_chat_equals_the_reference(subject_for())
 
 
+@pytest.mark.full
 def test_pictures_in_another_order(subject_for, monkeypatch):
     encode = GridLM.encode_media
     monkeypatch.setattr(GridLM, "encode_media", lambda self, items: encode(self, items)[::-1])
@@ -47,6 +49,7 @@ def test_pictures_in_another_order(subject_for, monkeypatch):
         a_chat_equals_the_reference(subject_for())
 
 
+@pytest.mark.full
 def test_positions_of_text_after_a_picture(subject_for, monkeypatch):
     positions = GridLM.positions
 
@@ -60,6 +63,7 @@ def test_positions_of_text_after_a_picture(subject_for, monkeypatch):
         a_chat_equals_the_reference(subject_for())
 
 
+@pytest.mark.full
 def test_an_item_that_is_not_read(subject_for, monkeypatch):
     def broken(self, item, options):
         raise RuntimeError("no such mode")

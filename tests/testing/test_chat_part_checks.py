@@ -63,6 +63,7 @@ def test_a_late_part_reads_what_fetch_returns(tmp_path):
     assert set(found.values()) == {"pass", "skip"}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("function", "check", "words", "given"),
     [

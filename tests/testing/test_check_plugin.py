@@ -117,6 +117,7 @@ def test_a_model_folder(install, tmp_path):
         check_plugin("acme", model_folder=tmp_path / "site")
 
 
+@pytest.mark.full
 def test_verdicts_of_a_broken_plugin(install):
     """A failed check stops neither the other checks of its subject nor those of other subjects."""
     bad = {
@@ -133,6 +134,7 @@ def test_verdicts_of_a_broken_plugin(install):
     assert found["model acme (Qwen2ForCausalLM)", "builds_on_meta"][0] == "fail"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("source", "failing", "message"),
     [

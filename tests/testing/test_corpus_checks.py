@@ -114,6 +114,7 @@ def subject_of(folder, text=PLUGIN):
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_subject, "SECONDS", 0.5 if "waits" in name else 20.0)
@@ -132,11 +133,13 @@ def good(tmp_path_factory):
     return subject_of(tmp_path_factory.mktemp("good"))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("check", corpus.CHECKS, ids=lambda check: check.__name__)
 def test_the_reader_without_a_bug_passes(check, good):
     check(good)
 
 
+@pytest.mark.full
 def test_what_is_missing_is_said(tmp_path):
     """`plugins check` has no files of the format: it runs what needs none."""
     path = tmp_path / "frames_plugin.py"

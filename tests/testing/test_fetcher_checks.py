@@ -146,6 +146,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("fetch", "name", "message"), BROKEN)
 def test_a_broken_fetcher_fails(failures, monkeypatch, fetch, name, message):
     if "has not ended" in message:

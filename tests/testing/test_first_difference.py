@@ -81,6 +81,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("breaks", "message"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
 )

@@ -55,6 +55,7 @@ def test_what_is_given_is_checked(verdicts):
     assert found["returns_the_bytes"].outcome == "fail"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("given", "told"),
     [

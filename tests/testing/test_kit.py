@@ -143,6 +143,7 @@ def test_an_unknown_name():
         testing.Conform  # noqa: B018
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("config_class", ["GPTNeoXConfig", "Gemma2Config", "OlmoConfig"])
 def test_a_checkpoint_of_any_config(tiny_checkpoint, config_class):
     """transformers reads model and tokenizer back; equal seeds yield equal weights."""

@@ -326,6 +326,7 @@ def all_failures(failures):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "checks", "message"),
     [BROKEN[0], *(pytest.param(*broken, marks=pytest.mark.full) for broken in BROKEN[1:])],
@@ -334,11 +335,13 @@ def test_a_broken_model_fails(subject, all_failures, demand_failures, model, che
     demand_failures(all_failures(subject(model)), CHECKS, checks, message)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [Text, VL])
 def test_the_unbroken_models_pass(subject, all_failures, model):
     assert all_failures(subject(model)) == {}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "model", [LargerLogits, GeneratedLater, AveragesOverSequences, NarrowerHeadsThanItHas]
 )
@@ -360,6 +363,7 @@ def test_a_variant_runs_its_own_checks_only():
     assert {f"test_{name}" for name in NAMES} < tests(ModelConformance)
 
 
+@pytest.mark.full
 def test_media_that_are_seen_in_both_directions(subject, all_failures):
     """Dense and paged runs agree with each other; only transformers' causal model differs."""
     made = subject(VL)
@@ -368,6 +372,7 @@ def test_media_that_are_seen_in_both_directions(subject, all_failures):
     assert found == {"logits_equal_the_reference"}
 
 
+@pytest.mark.full
 def test_a_model_that_transformers_does_not_have(subject, all_failures, folders, tmp_path):
     """Checks that need the reference are skipped and say how to provide one; others run."""
     made = subject(TakesAnyKey)

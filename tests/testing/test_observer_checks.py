@@ -92,6 +92,7 @@ def observing(hook, function):
     return PluginSubject.of(module)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("hook", "function", "name", "message"), BROKEN)
 def test_a_broken_observer_fails(failures, monkeypatch, hook, function, name, message):
     monkeypatch.setattr(left_over, "GRACE", 0.1)

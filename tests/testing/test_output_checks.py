@@ -67,6 +67,7 @@ def subject_of(folder, text=PLUGIN):
     return OutputSubject(spec=manager.provided(OutputSinkSpec)[0], file=path)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path):
     text, instead, check = BUGS[name]
@@ -77,6 +78,7 @@ def test_a_planted_bug_is_found(name, tmp_path):
     print(f"{name}: {check}: {failure.value}")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
 def test_the_store_of_the_guide_passes(check, tmp_path):
     check(subject_of(tmp_path))

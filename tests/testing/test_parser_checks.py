@@ -192,6 +192,7 @@ def subject(factory):
     return make
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("parser", "checks", "message"),
     BROKEN,

@@ -67,6 +67,7 @@ def marked(name):
     return pytest.param(name, marks=[pytest.mark.full] * (processor == VIDEO))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", [marked(name) for name in PLANTS])
 def test_a_planted_bug_is_found(subject_for, monkeypatch, name):
     monkeypatch.setattr(left_over, "GRACE", 0.1)
@@ -84,12 +85,14 @@ def test_a_planted_bug_is_found(subject_for, monkeypatch, name):
 WITHOUT = sorted({(one[0], one[2]) for one in PLANTS.values() if one[0] != VIDEO})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", WITHOUT, ids=str)
 def test_it_passes_without_the_bug(subject_for, name):
     processor, check = name
     assert found(BY_NAME[check], subject_for(processor)) is None
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", FETCHERS)
 def test_a_planted_bug_of_a_fetcher_is_found(monkeypatch, name):
     plugin, plant, check = FETCHERS[name]

@@ -68,6 +68,7 @@ def message_of(check, subject):
     return None
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", MODELS)
 def test_a_planted_bug_of_a_model_is_found(subject_for, monkeypatch, name):
     family, plant, check = MODELS[name]

@@ -121,6 +121,7 @@ def module(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("source", "checks", "message"),
     [*BROKEN[:2], *(pytest.param(*broken, marks=pytest.mark.full) for broken in BROKEN[2:])],

@@ -398,6 +398,7 @@ def shared(monkeypatch):
     torch.stack, Image.MAX_IMAGE_PIXELS = before
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(("processor", "checks", "message"), BROKEN)
 def test_a_broken_processor_fails(subject, failures, demand_failures, processor, checks, message):

@@ -196,6 +196,7 @@ def test_a_good_splitter_passes():
     assert failures(Zips) == {}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("splitter", "check", "told"),
     [

@@ -134,6 +134,7 @@ def subject_of(factory, made, **fields):
     return ToolParserSubject(spec=ToolParserSpec(name="p", factory=factory(made)), **fields)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("made", "check", "advice"), ROWS)
 def test_broken_parsers(failures, factory, made, check, advice):
     assert check in NAMES

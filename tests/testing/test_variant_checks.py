@@ -38,6 +38,7 @@ def subject_for(tiny_folder, transformers_of):
     return make
 
 
+@pytest.mark.full
 def test_what_was_tried_and_why_the_rest_was_not_is_told(subject_for):
     told = variants.rope_scalings_equal_the_reference(subject_for("ernie4_5"))
     assert told.startswith("tried rope_theta; yarn: the model refuses it (rope_type 'yarn'")
@@ -106,6 +107,7 @@ def test_no_family_ignores_an_activation_or_an_epsilon(subject_for, name):
     assert variants.constants_equal_the_reference(subject_for(name, tolerance))
 
 
+@pytest.mark.full
 def test_a_head_of_ernie_with_experts_has_a_bias_where_its_layers_have(subject_for):
     """A tied one would have a bias beside the embedding: refused."""
     told = variants.heads_and_biases_equal_the_reference(subject_for("ernie4_5_moe"))

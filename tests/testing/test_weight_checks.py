@@ -220,6 +220,7 @@ def test_a_format_without_samples_is_told_what_to_add():
             check(subject)
 
 
+@pytest.mark.full
 def test_plugins_check_runs_them():
     verdicts = [each for each in check_plugin(str(FILE)) if "rows8" in each.subject]
     assert {each.check for each in verdicts} == CHECKS.keys()

@@ -79,6 +79,7 @@ def expected_of(folder, tmp_path):
     return scores[torch.arange(len(IDS) - 1), torch.tensor(IDS[1:])]
 
 
+@pytest.mark.full
 def test_probabilities_equal_those_of_transformers(folder, tmp_path):
     expected = expected_of(folder, tmp_path)
     found = log_probabilities(folder, native_kernels=False)
@@ -87,6 +88,7 @@ def test_probabilities_equal_those_of_transformers(folder, tmp_path):
     assert (log_probabilities(folder) - expected).abs().max() < 0.1
 
 
+@pytest.mark.full
 def test_one_command(folder):
     words = ["generate", "Describe", "--model", str(folder), "--max-tokens", "4"]
     done = CliRunner().invoke(app, words)

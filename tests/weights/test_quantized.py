@@ -38,6 +38,7 @@ def random():
 
 
 class TestGPTQ:
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("num_bits", [4, 8])
     @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
     @pytest.mark.parametrize("has_order", [False, True])
@@ -108,6 +109,7 @@ def test_awq(read, random):
     assert torch.equal(found[f"{LAYER}.weight"], wanted)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("block", [(128, 128), (32, 64), None])
 @pytest.mark.parametrize("scale", [torch.float32, torch.bfloat16, torch.uint8])
 def test_fp8(read, random, block, scale):
@@ -154,6 +156,7 @@ class TestCompressedTensors:
             "compressed_tensors", reason="needs compressed-tensors, the format's own library"
         )
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("kind", "weights"),
         [
@@ -273,6 +276,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="'spinquant' quantised the weights, which is"):
             read({"a.weight": torch.rand(2, 3)}, quant_method="spinquant")
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("method", ["gptq", "awq", "auto-round"])
     @pytest.mark.parametrize("size", [0, -5, 2**40, "32", 32.0, True, [32]])
     def test_a_group_size_that_is_none(self, read, method, size):
@@ -286,6 +290,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"weights\.group_size of config"):
             read({"a.weight_scale": WORDS}, format="pack-quantized", config_groups=groups)
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("method", "name"), [("gptq", "desc_act"), ("gptq", "sym"), ("awq", "zero_point")]
     )

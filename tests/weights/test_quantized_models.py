@@ -212,6 +212,7 @@ def reference_tokens(transformers_of):
     return generated
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "method",
     [
@@ -239,6 +240,7 @@ def test_one_command_answers_from_a_quantised_folder(tiny_folder, tmp_path, meth
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", ["awq 32", *(pytest.param(name, marks=pytest.mark.full) for name in ("awq", "fp8"))]
 )
@@ -283,6 +285,7 @@ def test_floats_of_8_bits_that_are_no_numbers(tiny_folder, tmp_path):
         LLM(str(folder))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", ["int4wo", "int8wo"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_head_and_embeddings_in_8_bits(
@@ -308,6 +311,7 @@ def test_head_and_embeddings_in_8_bits(
     assert (prompt_scores(plain, prompt, None) - expected).abs().max() > 1e-3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("architecture", "method"),
     [
@@ -338,6 +342,7 @@ def test_a_model_of_transformers(
     assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", ["packed", *(pytest.param(each, marks=pytest.mark.full) for each in ("gptq", "w8a8"))]
 )
@@ -421,6 +426,7 @@ def test_two_ranks_of_experts(reference_tokens, tiny_folder, tmp_path, capfd, ca
     assert "mlp.experts" not in printed  # none of the stacks is dequantised
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("key", ["layers.1.mlp.down_proj.weight", "embed_tokens.weight"])
 def test_values_that_cannot_be_rounded(tiny_copy, tmp_path, key, value):

@@ -28,6 +28,7 @@ def answer(folder, quantization):
     return list(output.token_ids), [str(each) for each in output.logprobs]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", [None, "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_that_is_packed_while_it_is_read_answers_the_same(

@@ -52,6 +52,7 @@ def records(folder):
 WHOLE = [(n + 1, None if n == 4 else f"i{n}", n != 4) for n in range(NUM_ITEMS)]
 
 
+@pytest.mark.full
 def test_a_killed_run_is_resumed_and_each_row_is_done_once(tmp_path, bars, fake_llm, in_child):
     def killed_at_the_seventh():
         real = fake_llm.answer
@@ -83,6 +84,7 @@ def test_shards_have_all_rows_together(tmp_path, bars, fake_llm):
     assert sorted(found) == WHOLE
 
 
+@pytest.mark.full
 def test_a_file_that_has_changed_is_told_when_it_is_resumed(tmp_path, bars, fake_llm):
     do(tmp_path, bars, fake_llm)
     (tmp_path / "in.bars").write_text(TEXT.replace("q7", "another question"))

@@ -138,6 +138,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "write",
     [
@@ -167,6 +168,7 @@ def test_captions_are_those_of_the_files(llm, captions, pictures, tmp_path, writ
         )
 
 
+@pytest.mark.full
 def test_a_tar_is_resumed_and_what_has_changed_is_done_again(pictures, captions, tmp_path):
     write_tars(tmp_path, pictures)
     words = ["batch", str(tmp_path / "*.tar"), "--prompt", "Describe the image.", "--no-thinking"]

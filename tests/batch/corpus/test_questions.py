@@ -108,6 +108,7 @@ def test_paths_are_relative_to_the_file(source, tmp_path):
     assert item.media[0].is_file
 
 
+@pytest.mark.full
 def test_several_columns_with_media_are_listed(source):
     rows = [{"a": PNG, "b": PNG, "clip": MP4}]
     with pytest.raises(ConfigError, match=r"'a', 'b', 'clip'; choose with --image-column"):
@@ -311,6 +312,7 @@ class TestQuestionsAboutFiles:
         with pytest.raises(ConfigError, match=r"'.*train' has metadata: name that folder"):
             self.opened(folder, "Describe {title}.")
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         "question", ["Describe it.", 'Write {"a": 1}.', "{{title}}", "{}", "{ title }", "{1}"]
     )

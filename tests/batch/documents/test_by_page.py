@@ -94,6 +94,7 @@ def do(folder):
 PAGES = ["a.pdf#page=1", "a.pdf#page=2", "a.pdf#page=3", "scan.tiff#page=1", "scan.tiff#page=2"]
 
 
+@pytest.mark.full
 def test_every_page_is_an_item_with_its_text(do, folder, caplog):
     question = "{page}/{pages} {text_layer}|{sidecar}"
     for number in (1, 2, 3):
@@ -129,6 +130,7 @@ def test_an_empty_text_is_told_once(do, caplog):
     assert caplog.text.count("has no text of its own: {text_layer} is empty") == 1
 
 
+@pytest.mark.full
 def test_a_whole_document_gives_its_text_up_to_a_limit(do, folder, caplog, monkeypatch):
     found, _, _ = do(question="{text_layer}")
     assert found["a.pdf"]["text"] == "all: one\n\ntwo\n\nthree"
@@ -160,6 +162,7 @@ def test_records_of_whole_documents_are_replaced_by_pages(do):
     assert "a.pdf#page=3" in found
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -186,6 +189,7 @@ def test_a_corpus_has_no_pages(folder):
         plan_batch("docs/rows.jsonl", "out.jsonl", settings)
 
 
+@pytest.mark.full
 def test_the_commands_take_pages(folder):
     (folder / "d.pdf").unlink()
     words = ["docs", "--by-page", "--pages", "1-2"]

@@ -72,6 +72,7 @@ def large(tmp_path):
     return tmp_path, html
 
 
+@pytest.mark.full
 def test_clips_of_a_large_report_are_files_that_a_live_page_serves(large):
     folder, html = large
     names = {path.name for path in (folder / "a_files").rglob("*.mp3")}

@@ -168,6 +168,7 @@ def test_continued(tmp_path, monkeypatch):
     assert (different, wrong) == ([], [])
 
 
+@pytest.mark.full
 def test_nothing_to_calibrate_with(tmp_path):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     (tmp_path / "bad.jsonl").write_text('{"promt": 1}\n')

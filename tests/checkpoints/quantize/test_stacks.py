@@ -112,7 +112,7 @@ def test_saved_as_loaded(tmp_path, is_saved_swapped):
     assert any(".experts.0.gate_proj.weight_packed" in name for name in names)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:You passed:UserWarning")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_transformers_loads_experts(tmp_path, bits):

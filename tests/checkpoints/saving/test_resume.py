@@ -64,7 +64,7 @@ def test_killed(tmp_path, monkeypatch):
     same(whole, output)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("num_shards", [3, 4])
 def test_continued_after_a_shard(tmp_path, monkeypatch, num_shards):
     """The run dies when a shard is written, before and after it says so."""

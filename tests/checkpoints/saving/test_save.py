@@ -82,6 +82,7 @@ def test_the_bundled_model(tmp_path):
     assert all("experts" in name for name in layouts["config_groups"]["group_1"]["targets"])
 
 
+@pytest.mark.full
 def test_floats_again(tmp_path):
     plain, first, second = write_tiny("qwen2", tmp_path / "plain", **SIZES), *folders(tmp_path)
     expected = answers(plain, first)
@@ -90,6 +91,7 @@ def test_floats_again(tmp_path):
     same_files(first, second)
 
 
+@pytest.mark.full
 def test_refusals(tmp_path):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     dummy = LLM(str(plain), block_size=16, load_format="dummy")

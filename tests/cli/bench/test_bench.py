@@ -248,6 +248,7 @@ def test_cost_of_another_model_is_not_guessed():
     assert model_cost(nn.Linear(2, 2)) is None
 
 
+@pytest.mark.full
 def test_sparse_layers_cost_what_a_token_uses_and_media_what_the_encoder_gets():
     with LLM("shapes-vl", num_threads=1, kv_cache_memory=2**24) as llm:
         checkpoint = read_checkpoint(resolve_model("shapes-vl"))

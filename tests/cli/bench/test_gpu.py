@@ -106,6 +106,7 @@ def test_time_on_the_device_counts_once(shared):
     assert shared.kernel_microseconds(events) == 30.0
 
 
+@pytest.mark.full
 def test_requests_that_end_before_the_last_one_begins(tmp_path, monkeypatch, shared, capsys):
     """The first requests end before the last begin, as in the warm-up of a large batch."""
     monkeypatch.syspath_prepend(SCRIPT.parent)

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
@@ -133,12 +134,14 @@ def _fail_a_plugin(monkeypatch):
     monkeypatch.setattr(PluginManager, "failures", (failure,))
 
 
+@pytest.mark.full
 def test_every_way_to_compute_is_compared():
     found = list(self_test(has_kernels=True))
     assert [finding.topic for finding in found] == [f"self-test {case.name}" for case in CASES]
     assert {finding.state for finding in found} == {State.GOOD}
 
 
+@pytest.mark.full
 def test_a_machine_that_computes_something_else_is_found(monkeypatch):
     logits = Reference.logits
     monkeypatch.setattr(Reference, "logits", lambda *args: logits(*args).roll(1, dims=1))

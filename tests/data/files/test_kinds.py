@@ -60,6 +60,7 @@ def test_formats_are_told_apart(head, name):
         assert sniff_image(head) == name
 
 
+@pytest.mark.full
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_no_bytes_break_it(head):
     format_of(head)

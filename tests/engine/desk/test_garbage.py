@@ -46,6 +46,7 @@ def test_what_an_engine_has_frozen_is_not_counted(monkeypatch):
     assert not any(each is made for each in gc.get_objects())
 
 
+@pytest.mark.full
 def test_a_program_that_collects_nothing_or_has_frozen_objects_keeps_that():
     gc.freeze()
     before = gc.get_freeze_count()

@@ -162,6 +162,7 @@ def test_a_part_without_its_document_takes_the_given_one(papers):
     assert [count for _, count in spans(papers(), prompt)] == [3, 4]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", [f"{PAGES}{PAGES}", f"{PAGES}{IMAGE}"])
 def test_wrong_numbers_of_markers(papers, text):
     with pytest.raises(MediaError, match="give one"):
@@ -234,6 +235,7 @@ def test_a_file_is_named(papers):
         papers().accept(paper(PAGES, "/some/bad.x"), PARAMS)
 
 
+@pytest.mark.full
 def test_pages_are_made_one_at_a_time(papers, splitter, processor):
     processed = []
     original = processor.process
@@ -356,6 +358,7 @@ def test_a_splitter_that_breaks_its_contract(papers, splitter, found, message):
         papers().accept(paper(PAGES, b""), PARAMS)
 
 
+@pytest.mark.full
 def test_a_splitter_that_hangs_has_a_deadline(papers, splitter):
     import threading
 

@@ -122,6 +122,7 @@ def fuzz(loader, originals, num_files):
     return done
 
 
+@pytest.mark.full
 def test_mutated_files(loader, originals):
     done = fuzz(loader, originals, 600)
     assert len(done) >= 600

@@ -67,6 +67,7 @@ def test_text_is_tokenized_with_the_items_in_it(intake, tokenizer, marker):
     assert (count.num_prompt_tokens, count.num_input_image_tokens) == (len(ids), 6)
 
 
+@pytest.mark.full
 def test_chat_is_tokenized_with_the_items_in_it(intake, tokenizer):
     content = [{"type": "text", "text": f"a {PAD}"}, {"type": "image_url", "image_url": "data:,1"}]
     template = (

@@ -198,7 +198,7 @@ HUGE = {
 }
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("attack", ENDLESS)
 def test_pysec_2026_2013_endless_templates_are_stopped(attack, raw_tokenizer, renderer):
     """The limit holds in any thread, and the next prompt is rendered as usual."""

@@ -51,6 +51,7 @@ def test_prompts_of_the_folder(accept):
         accept([10, 11], Wanted(instruction="so: "))
 
 
+@pytest.mark.full
 def test_media_alone_are_a_prompt(accept):
     alone = accept({"multimodal_data": IMAGE})
     assert alone.num_media_tokens("image") == 3

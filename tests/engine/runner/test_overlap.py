@@ -222,6 +222,7 @@ class Counting:
         engine._runner.start = counted
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("seed", "num_blocks", "has_graphs"), [(0, 64, True), (1, 14, True), (2, 14, False)]
 )
@@ -254,6 +255,7 @@ def test_requests_that_need_the_host_do_not_overlap(make, monkeypatch):
     assert counting.num_ahead == 0
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("fails_at", [1, 5])
 def test_a_step_that_cannot_start_early_runs_after_the_previous_one(make, monkeypatch, fails_at):
     monkeypatch.setattr(LaunchingSampler, "fails_at", fails_at)

@@ -176,6 +176,7 @@ def test_processes_that_start_one_model_at_once_are_both_right(tiny_folder, tmp_
     assert {path.suffix for path in tmp_path.iterdir()} == {".parsed", ".weights"}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("options", [{"weight_cache": False}, {"load_format": "dummy"}])
 def test_it_can_be_off(tiny_folder, tmp_path, monkeypatch, options):
     monkeypatch.setattr(cache.WeightCache, "keep", lambda *_: pytest.fail("it is on"))

@@ -117,6 +117,7 @@ def test_rounding_on_a_card_needs_both_kinds_of_kernels(loads, monkeypatch):
         read_machine(config)
 
 
+@pytest.mark.full
 def test_kernels_have_one_caller():
     """Besides start-up only the benchmark, the doctor and the kit load kernels, to measure and to
     examine the machine and plugins without an engine, and what rounds weights for a file as the

@@ -15,6 +15,7 @@ def folder(tmp_path_factory):
     return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "options", [{"kv_cache_memory": 2**20}, {"num_gpu_blocks_override": 40}, {}]
 )

@@ -85,6 +85,7 @@ def closed(monkeypatch):
     return opened
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_thread_and_no_open_processor_is_left_of_a_start_that_fails(
     stage, monkeypatch, left, closed

@@ -6,6 +6,7 @@ from mmdeploy_llm import LLM, ConfigError
 from mmdeploy_llm.engine.startup import start
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("options", "words"),
     [

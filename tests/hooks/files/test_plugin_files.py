@@ -97,6 +97,7 @@ def test_a_file_comes_before_what_is_installed(write, caplog):
         PluginManager.load(files=[path, other]).reasoning_parser("qwen3")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -273,6 +274,7 @@ def test_other_processes_of_an_engine(write, tiny_folder, tmp_path, monkeypatch,
     )
 
 
+@pytest.mark.full
 def test_a_resumed_batch_is_told_of_another_file(write, tiny_folder, tmp_path, caplog):
     path, output = write("my.py"), tmp_path / "out.jsonl"
     options = {"plugins": [str(path)], "reasoning_parser": "loud", "quiet": True}

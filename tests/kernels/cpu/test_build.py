@@ -130,6 +130,7 @@ def test_a_library_of_something_else(tmp_path):
         CpuKernels(path)
 
 
+@pytest.mark.full
 def test_one_openmp_runtime(build_kernels):
     """A second one would spin on the same cores."""
     compiler()

@@ -88,6 +88,7 @@ KINDS = [(4, False), (4, True), (8, False), (8, True), ("float8", False)]
 CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (200, 70, 160)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kind", "rounds"), KINDS)
 @pytest.mark.parametrize("group_size", [16, 32, 64, 128, 1030])

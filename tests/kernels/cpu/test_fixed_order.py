@@ -87,6 +87,7 @@ class Sequence:
         return kernels.attend(q, self.keys, self.values, visible, scale=scale, **options)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [10_000, 1500, 100, 7])
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, windo
         assert torch.equal(found, whole[begin:end])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [10_000, 1500, 100])
 @pytest.mark.parametrize("alibi", [None, Alibi(slopes=SLOPES), ROUNDED])

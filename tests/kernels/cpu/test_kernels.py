@@ -173,6 +173,7 @@ def dense(q, k, v, first, ends, scale):
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 64, 72, 80, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (16, 1)])
@@ -197,6 +198,7 @@ def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
         torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (7, 1), (14, 2)])
 def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
@@ -232,6 +234,7 @@ def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
         torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
@@ -296,6 +299,7 @@ def test_int8_cache(kernels, dtype, block_size):
     assert (found.double() - expected).std() / expected.std() < 0.02
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [2, 40, 64, 72, 256])
 def test_int4_cache(kernels, dtype, head_dim):
@@ -406,6 +410,7 @@ def test_linear_float(kernels, dtype, rows, n, k, has_bias):
     torch.testing.assert_close(found.double(), expected, atol=atol * k**0.5, rtol=rtol)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("rows", [16, 40])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(63, 50), (1100, 36), (640, 2500)])

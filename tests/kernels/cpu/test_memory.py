@@ -38,6 +38,7 @@ def test_chunks_begin_where_large_pages_do():
     assert LargePages().empty((CHUNK_SIZE,), dtype=torch.uint8).data_ptr() % PAGE_SIZE == 0
 
 
+@pytest.mark.full
 def test_values_stay_while_pages_move(caplog):
     """Pages become large ones, as many as the system finds, without a change of their content;
     memory without tensors is skipped."""

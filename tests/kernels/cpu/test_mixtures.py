@@ -164,6 +164,7 @@ def routed(num_rows, dtype):
     return values(num_rows, SIZE, dtype=dtype), torch.rand(num_rows, TOP_K).to(dtype), ids
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("quantization", [None, "int8", "int8a8", "int4"])
 @pytest.mark.parametrize("num_threads", [1, 2, 16])

@@ -36,6 +36,7 @@ def params_of(num_rows, seed):
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "vocab_size", [pytest.param(n, marks=[pytest.mark.full] * (n > 33_000)) for n in SIZES]
@@ -63,6 +64,7 @@ def rows_of(kind, vocab_size):
     return logits
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["spread", "peaked", "equal", "banned", "uneven", "flat"])
 @pytest.mark.parametrize("vocab_size", [40_000, pytest.param(250_002, marks=pytest.mark.full)])
@@ -89,6 +91,7 @@ def test_top_k_that_reaches_banned_tokens(kernels):
         assert torch.equal(draw(logits, params, kernels), draw(logits, params))
 
 
+@pytest.mark.full
 def test_every_uniform_number_of_a_border(kernels):
     """Tokens change at the same numbers, to the last bit."""
     logits = rows_of("flat", 40_000)[:1]

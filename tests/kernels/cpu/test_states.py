@@ -177,6 +177,7 @@ def check_in_place(run, x, new_states, num_others):
     assert torch.equal(cut[1][7], whole[1][3])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 48), (16, 64), (128, 128)])
 @pytest.mark.parametrize("num_others", [0, 4])
@@ -214,6 +215,7 @@ def new_tensors(state, dtype):
     return [values(*conv, dtype=dtype), wide, torch.zeros(last)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("head_dim", "state_size", "groups"), [(16, 8, 1), (48, 17, 2), (64, 128, 4), (256, 256, 1)]

@@ -96,6 +96,7 @@ def test_draws_equal_those_of_the_host(choose, tilings, triton_device, vocab_siz
         assert rows.choose(logits, tiling).tolist() == expected.tolist()
 
 
+@pytest.mark.full
 def test_alone_and_in_a_batch(choose, tilings, triton_device):
     rng = np.random.default_rng(1)
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(1)) * 2

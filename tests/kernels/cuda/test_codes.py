@@ -59,6 +59,7 @@ CASES = [  # n, k, bits or "float8", group_size
 CASES = [(case, True) for case in CASES] + [(case, False) for case in CASES if case[2] != "float8"]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("case", "has_zeros"), CASES, ids=str)
 def test_products(kernels, make, triton_device, case, has_zeros):
     """Few rows, which read the codes, and many, for which the weight is dequantised."""
@@ -98,6 +99,7 @@ def test_all_8_bit_floats(kernels, triton_device, dtype):
         torch.testing.assert_close(found.float().cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("case", "has_zeros"), CASES, ids=str)
 def test_rows(kernels, triton_device, case, has_zeros):
     """Rows that are looked up are those of the dequantised weight, in the order of its columns."""

@@ -78,6 +78,7 @@ def random_request(rng):
     return make_request(**fields)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", range(10))
 def test_equal_to_the_sampler(make, triton_device, seed):
     """Random requests, in any slots and order, over steps that some of them skip."""
@@ -125,6 +126,7 @@ def test_failures(make, triton_device):
     assert again[0] == again[1]
 
 
+@pytest.mark.full
 def test_penalties_of_long_repetitions(make, triton_device):
     """Counts on the device equal those that the host would keep, also after a slot is reused."""
     request = make_request(frequency_penalty=0.01, presence_penalty=0.5, repetition_penalty=1.2)

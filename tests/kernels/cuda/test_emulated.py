@@ -121,6 +121,7 @@ def test_text(folder_of, new_card, family, eager, choices):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
+@pytest.mark.full
 @needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager"),
@@ -172,6 +173,7 @@ def test_steps_start_before_the_host_waits_for_the_previous_one(folder_of, new_c
                 assert following < place
 
 
+@pytest.mark.full
 def test_a_greedy_step_without_rules_samples_in_its_graph(folder_of, new_card):
     folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
     card = new_card()
@@ -182,6 +184,7 @@ def test_a_greedy_step_without_rules_samples_in_its_graph(folder_of, new_card):
         assert card.launches.count("choose") == 1  # of the prompt
 
 
+@pytest.mark.full
 def test_what_a_step_sends(folder_of, new_card):
     """A request that starts, one copy for its rows; log-probabilities, three beside the tokens."""
     folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)

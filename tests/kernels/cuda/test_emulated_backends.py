@@ -44,6 +44,7 @@ def install(load_file, cases, monkeypatch):
     return install
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_attention_of_libraries(folder_of, on_cpu, whole, new_card, install, name):
     """Prefill, and decode from graphs with a row of padding, without a wait of the host."""
@@ -64,6 +65,7 @@ def test_attention_of_libraries(folder_of, on_cpu, whole, new_card, install, nam
     assert sum(graph.num_replays for graph in card.graphs) > 1
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", [*LIBRARIES, "triton"])
 def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_card, install, name):
     card = new_card()

@@ -136,6 +136,7 @@ def write_stored(kind, plain, folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "quantization", "within", "of_many"),
     [

@@ -33,6 +33,7 @@ def tokens(llm, prompts, params=GREEDY):
     return [output.outputs.token_ids for output in outputs]
 
 
+@pytest.mark.full
 def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
     """The KV cache fills nearly all of our share, and the largest steps then have enough memory."""
     card = new_card(total=TOTAL, others=2**19)
@@ -68,6 +69,7 @@ def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(folder_of, new_
     assert card.most_reserved - before > 16 * 16384 * 2
 
 
+@pytest.mark.full
 def test_a_closed_model_leaves_its_memory_to_the_next(folder, new_card):
     """Nobody collects garbage between them, and the card has no room for two."""
     card = new_card(total=TOTAL)
@@ -89,6 +91,7 @@ def test_a_card_that_is_too_small_raises_with_the_numbers(folder, new_card):
         LLM(model=folder, gpu_memory_utilization=0.9, **OPTIONS)
 
 
+@pytest.mark.full
 def test_a_pass_without_memory_is_retried_in_smaller_ones(folder, new_card, caplog):
     card = new_card()
     prompts = [[66] * 60]

@@ -103,6 +103,7 @@ def test_sparse_mlp(kernels, triton_device, options):
     torch.testing.assert_close(mlp(x), expected)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("media", [[], [1, 2, 4], [0, 1, 2, 3, 4, 5]])
 def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
     """Each token gets the same experts as with a split by rows, which the host would have to
@@ -121,6 +122,7 @@ def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
     torch.testing.assert_close(mlp(x, None)[~is_vision], expected[~is_vision])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("has_bias", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("norm_min", [None, 0.0, 0.9])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(6, 3), (64, 6), (5, 5), (128, 1)])

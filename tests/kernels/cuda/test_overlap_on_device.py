@@ -35,6 +35,7 @@ def small(triton_device):
     return Small
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", [0, 1])
 def test_outputs_equal_those_without_overlap(ahead, make, small, seed):
     given = list(ahead.requests(seed, 7))
@@ -43,6 +44,7 @@ def test_outputs_equal_those_without_overlap(ahead, make, small, seed):
     assert ahead.outputs_of(make(small), given, seed=seed) == expected
 
 
+@pytest.mark.full
 def test_tokens_of_a_step_that_raised_are_drawn_again(ahead, make, small):
     """By then the device has counted the tokens of such a step and moved on to the next."""
 

@@ -35,6 +35,7 @@ def values(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0]))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", GROUPED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n", "k"), [(40, 200), (9, 50)])
@@ -59,6 +60,7 @@ def rounded_rows(x):
     return (x / scales + 0.5).floor(), scales
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("n", "k"), [(40, 200), pytest.param(136, 2056, marks=pytest.mark.full), (33, 64), (40, 70)]
 )

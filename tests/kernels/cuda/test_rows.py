@@ -47,6 +47,7 @@ def test_norm_with_residual(kernels, dtypes, make, assert_near, shape):
         assert_near(found, _rms_norm(expected, weight, 1e-6))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("shape", [*SHAPES, pytest.param((2, 2500), marks=pytest.mark.full)])
 def test_silu_mul(kernels, dtypes, make, assert_near, shape):
     for dtype in dtypes:
@@ -62,6 +63,7 @@ def test_values_beyond_exp(kernels, make):
     torch.testing.assert_close(kernels.silu_mul(gate, torch.full_like(gate, 2.0)), expected)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_interleaved", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, None), (16, 8), (24, None), (80, 48)])
 @pytest.mark.parametrize("axes", [3, pytest.param(None, marks=pytest.mark.full)])

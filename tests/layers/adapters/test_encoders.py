@@ -20,6 +20,7 @@ CASES = {
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, repetition_penalty=5.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["mllama", pytest.param("t5gemma2", marks=pytest.mark.full)])
 def test_keys_and_values_of_an_item_have_the_adapter(tiny_folder, tmp_path, family):
     """Beside prompts with the same picture and without it."""

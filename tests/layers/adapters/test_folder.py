@@ -84,6 +84,7 @@ def test_layers_without_a_pattern_are_the_first_numbers(tmp_path):
     refused(write(tmp_path, halves(endless), layers_to_transform=[0]), "PEFT leaves them out")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("values", "words"),
     [

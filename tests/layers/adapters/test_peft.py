@@ -121,6 +121,7 @@ def merged(base, adapter):
     return weights
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore")
 def test_it_changes_the_weights_as_peft_does(tmp_path, form):

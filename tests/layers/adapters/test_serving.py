@@ -158,6 +158,7 @@ def test_the_engine_knows_its_adapters(llm, folders):
     assert ref.num_bytes >= sum(own.numel() for own in tensors) * 4
 
 
+@pytest.mark.full
 def test_adapters_come_and_go_while_prompts_are_computed(folders, oracles):
     with LLM(str(folders / "base"), **OPTIONS) as llm:
         prompt = list(range(5, 40))
@@ -185,6 +186,7 @@ def test_adapters_come_and_go_while_prompts_are_computed(folders, oracles):
         assert answers(llm, ask) == [tokens_of(oracles["all"], prompt)]
 
 
+@pytest.mark.full
 def test_more_adapters_than_memory_has_take_turns(folders, oracles):
     adapters = {name: folders / name for name in oracles if name}
     with LLM(str(folders / "base"), adapters=adapters, max_adapters=1, **OPTIONS) as llm:

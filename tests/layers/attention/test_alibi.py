@@ -27,6 +27,7 @@ def backend(request):
     return NativeAttention(request.getfixturevalue("kernels"))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("own", [{}, ROUNDED])
 @pytest.mark.parametrize("options", [{}, {"window": 6, "softcap": 2.0}])

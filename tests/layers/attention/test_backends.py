@@ -28,6 +28,7 @@ def test_equals_dense_attention(cases, backend, heads, kv_heads):
         cases.Case(len(query_lens), query_lens, earlier, heads, kv_heads).check(backend)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("options", range(6))
 def test_options_equal_dense_attention(cases, backend, options):
     for query_lens, earlier in cases.BATCHES:
@@ -35,6 +36,7 @@ def test_options_equal_dense_attention(cases, backend, options):
         case.check(backend, **cases.OPTIONS[options])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("options", range(-1, 6))
 def test_tokens_of_a_span_attend_to_each_other(cases, backend, options):
     for query_lens, earlier, spans in cases.SPANS:
@@ -96,12 +98,14 @@ def test_random_cases_cover_everything_that_backends_compute(cases):
     assert ratios == set(cases.RATIOS)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", range(120, 150))
 def test_random_batches(cases, backend, seed):
     case, options = cases.random_case(seed)
     case.check(backend, **options)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", range(120, 150))
 def test_an_int4_cache_gives_the_bits_of_the_values_that_it_stores(cases, backend, seed):
     """Attention over codes equals attention over decoded keys and values, those of this step

@@ -122,6 +122,7 @@ def subject_of(source, path):
     return BackendSubject(spec=load_plugin(path).provide_attention_backends()[0])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug, tmp_path):
     old, new, check = BUGS[bug]
@@ -133,6 +134,7 @@ def test_a_planted_bug_is_found(bug, tmp_path):
     assert len(str(failure.value)) > 20
 
 
+@pytest.mark.full
 def test_rows_after_the_end_that_are_only_masked_are_found(tmp_path):
     """They are multiplied by zero, which shows where they are NaN."""
     source = EXAMPLE.read_text()

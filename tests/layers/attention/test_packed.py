@@ -46,6 +46,7 @@ def expected(q, k, v, window, scale, softcap, sinks):
     return torch.cat(out)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_native", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ class Heads:
         return q, cache
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("has_norms", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
@@ -161,6 +162,7 @@ def _assert_same(one, other):
             assert torch.equal(mine.view(torch.uint8), theirs.contiguous().view(torch.uint8))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     "shape", [FIRST[0], OTHERS[4], pytest.param(OTHERS[3], marks=pytest.mark.full)]
@@ -187,6 +189,7 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
         assert (held[untouched] == 49).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "shape",
     [
@@ -305,6 +308,7 @@ def layer_caches(case, device):
 ROTATE_AND_WRITE, ROTATE, WRITE = (True, 1), (True, 0), (False, 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("qk_norm", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_the_decoder_rotates_and_writes_at_once(
     cases, fakes, kernels, triton_attention, device, launches, monkeypatch, qk_norm

@@ -36,6 +36,7 @@ def test_dense_attention_equals_transformers(cases):
     torch.testing.assert_close(found, wanted[0])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["reference", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"window": 6}, {"window": 50, "softcap": 2.0}])
@@ -60,6 +61,7 @@ def test_sinks_far_from_the_scores(cases, name, request):
     assert not context.attend(0, *rows, sinks=torch.full((HEADS,), 1e4)).any()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("cache_dtype", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 20])

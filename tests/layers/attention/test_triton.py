@@ -26,6 +26,7 @@ def seeds(count, num_quick, num_full):
     return [*range(num_quick), *more]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", seeds(30, num_quick=3, num_full=12))
 def test_random_batches(cases, triton_attention, triton_device, seed):
     case, options = cases.random_case(
@@ -58,6 +59,7 @@ def tier_of_8_bits(shape, dtype):
     return pytest.mark.full if is_in_ci else pytest.mark.long
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "block_size", "dtype"),
@@ -130,6 +132,7 @@ def test_cache_in_4_bits(cases, triton_attention, triton_device, seed):
     case.check_int4(triton_attention, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_spans_over_a_cache_in_4_bits(cases, triton_attention, triton_device, head_dim):
     query_lens, earlier, spans = cases.SPANS[1]

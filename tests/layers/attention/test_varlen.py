@@ -50,6 +50,7 @@ def without_refused(backend, options):
     return options
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", range(30))
 def test_random_batches(cases, create, seed):
     """The backends share the code that prepares their calls, so the cases are divided among
@@ -62,6 +63,7 @@ def test_random_batches(cases, create, seed):
     case.check(backend, **without_refused(backend, options))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("options", [{}, {"window": 12, "scale": 0.4, "softcap": 3.0}])
 @pytest.mark.parametrize("batch", range(4))
 def test_tokens_of_a_span_attend_to_each_other(cases, backend, batch, options):
@@ -72,6 +74,7 @@ def test_tokens_of_a_span_attend_to_each_other(cases, backend, batch, options):
         case.check(backend, window=1)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 2.0}])
 def test_recorded_decode_serves_other_batches(
     cases, backend, fake, recording, monkeypatch, options

@@ -88,6 +88,7 @@ def test_another_head_of_any_family_equals_transformers(tiny_folder, tmp_path, f
     assert getattr(own, "lm_head", None) is None
 
 
+@pytest.mark.full
 def test_a_folder_with_a_pooling_needs_no_output_head(tiny_folder, tmp_path):
     """As Qwen3-Embedding is stored: the name of the model with a head, the keys of one without."""
     without_head(tiny_folder("qwen3", tie_word_embeddings=False), tmp_path / "new", "base")

@@ -235,6 +235,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("files", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
 def test_what_cannot_be_computed_is_refused_by_name(tmp_path, files, message):
     with pytest.raises(CheckpointError, match=message):

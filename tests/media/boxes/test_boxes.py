@@ -107,7 +107,7 @@ def seconds(text, rule):
     return max(0.01, min(taken))
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("rule", [QWEN2_VL, QWEN3_VL, GEMMA, INTERNVL, GLM, PADDLE])
 @pytest.mark.parametrize(
     "text",

@@ -2,12 +2,14 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm import cli
 from mmdeploy_llm.testing.tiny import write_tiny
 
 
+@pytest.mark.full
 def test_caption_tells_what_it_found(tmp_path):
     """Pictures have their size, videos are told, and a model without a rule is not loaded."""
     names = [f"examples/images/{name}" for name in ("picture-1.png", "clip-1.mp4")]

@@ -25,7 +25,7 @@ def asked(*parts):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "Where is the cat?"}]}]
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("budget", ["full", 16])
 def test_pixels_of_the_resized_picture_follow_its_budget(tmp_path, budget):
     """Where a family counts pixels of what it sees, fewer tokens of a picture are other pixels."""
@@ -39,6 +39,7 @@ def test_pixels_of_the_resized_picture_follow_its_budget(tmp_path, budget):
         assert llm.boxes(saying(output, text)) == [Box(label="top", x0=0, y0=0, x1=1000, y1=250)]
 
 
+@pytest.mark.full
 def test_boxes_of_a_turned_photo():
     """A photo that a camera stored on its side has boxes as it is shown; other prompts have none,
     and say why."""

@@ -4,6 +4,7 @@ import io
 import struct
 import time
 
+import pytest
 from PIL import Image
 
 from mmdeploy_llm.media.image.tiff import MAX_DIRECTORIES, pages_of
@@ -34,6 +35,7 @@ def test_the_first_image_of_several_pages_is_told(caplog):
     assert "'scan.tif'" in caplog.text
 
 
+@pytest.mark.full
 def test_a_list_of_directories_without_an_end_is_left():
     size = 6  # no entries, and the place of the next one
     count = MAX_DIRECTORIES + 10

@@ -128,6 +128,7 @@ class TestLateInteraction(EmbedderConformance):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FAMILIES)
 def test_scores_of_queries_and_pages_are_those_of_transformers(name, tiny_folder):
     folder = tiny_folder(name)

@@ -84,6 +84,7 @@ def test_pixels_and_tokens_equal_those_of_transformers(folder):
     assert made.text == processor.token * count
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("task", [*TASKS, *TASKS_WITH_INPUT])
 def test_the_encoder_reads_what_transformers_makes_of_a_task(folder, rule, task):
     given = "<loc_1><loc_2><loc_5><loc_6>" if task.startswith("<REGION_TO") else " a red circle"
@@ -210,6 +211,7 @@ def test_a_checkpoint_without_a_chat_template_has_one(rule):
     assert ModelMedia().template is None
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswersInAllSettings):
     prompts = (
         ("<CAPTION>", (0,)),

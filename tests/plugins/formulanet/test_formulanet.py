@@ -73,6 +73,7 @@ def test_pictures_that_are_too_long(folder):
     assert (made == theirs["pixel_values"]).all()
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswers):
     prompts = ((" ", (0,)), (" ", (1,)), ("The quick", (2,)), (" ", (0,)))
     num_different = 3

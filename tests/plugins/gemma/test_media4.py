@@ -53,6 +53,7 @@ def test_random_sizes_equal_transformers(tmp_path, noise, limits):
         assert_equal(processor, theirs, noise(*size, seed=3), limits)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "budget",
     [pytest.param(n, marks=[pytest.mark.full] * (n > 280)) for n in BUDGETS],

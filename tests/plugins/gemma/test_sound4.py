@@ -84,6 +84,7 @@ def test_sounds_and_a_picture_as_transformers(folder, processor, noise):
     assert_as_transformers(folder, processor, noise)
 
 
+@pytest.mark.full
 def test_of_the_unified_too(tiny_folder, noise):
     """Gemma 4 Unified, in which pictures are seen in both directions and sounds are not."""
     folder = tiny_folder("gemma4_unified", sliding_window=80)

@@ -48,6 +48,7 @@ def test_pictures_and_their_length(folder):
         GitImages(checkpoint, {})
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswers):
     prompts = ((" ", (0,)), (" ", (1,)), ("The quick", (2,)), ("The quick brown", ()), (" ", (0,)))
     num_different = 4

@@ -78,6 +78,7 @@ def test_equal_aspects_take_more_tiles_for_larger_images(make, noise, limits):
     assert counts == [1, 1, 5, 10]  # a thumbnail comes on top of several tiles
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "options",
     [

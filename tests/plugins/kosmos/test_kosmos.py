@@ -74,6 +74,7 @@ def test_a_picture_with_more_columns_than_the_model_knows(folder):
 SAMPLING = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, repetition_penalty=8)
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswers):
     prompts = (
         ("<ocr>", (0,)),

@@ -110,6 +110,7 @@ def test_a_size_beyond_all_others_is_refused(make, noise, limits):
         processor.count_tokens(processor.decode(noise(12000, 1), limits), {})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "options",
     [

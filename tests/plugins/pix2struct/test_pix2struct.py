@@ -89,6 +89,7 @@ def test_buckets_equal_those_of_transformers():
 SAMPLING = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswers):
     prompts = (
         (" ", (0,)),

@@ -208,7 +208,7 @@ def test_sounds_equal_transformers(family, seconds):
     assert processor.most == (tiny_omni.CHUNK if family.prefix == "Qwen25Omni" else None)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [0.6, 2.0, 3.7])
 def test_a_video_with_its_sound(family, seconds):
     """Interleaved as by transformers' processor, at its positions, with its answers."""
@@ -273,6 +273,7 @@ def test_a_silent_video_is_its_frames(family):
         family.processor("Video", video_use_audio_in_video="yes")
 
 
+@pytest.mark.full
 def test_published_checkpoints_hold_the_thinker_in_a_whole(family, tmp_path):
     """Their configs nest it, their keys begin with "thinker."; the parts that speak are left."""
     folder = tmp_path / "whole"

@@ -257,6 +257,7 @@ def test_tool_calls_are_kept_apart(new_parser, name: str, text: str, calls: str)
         assert "".join(item.text for item in segments if item.kind == "tool_calls") == calls
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", SPECS)
 def test_no_tag_inside_another(name: str) -> None:
     """The scanner relies on this."""
@@ -269,6 +270,7 @@ def test_no_tag_inside_another(name: str) -> None:
         assert set(leads) <= set(parser.grammar.modes)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_markers_that_are_special_tokens_reach_the_parser(

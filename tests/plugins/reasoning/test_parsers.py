@@ -18,7 +18,7 @@ SCRAPS = ["a", "b c", " ", "\n", "\n\n", "<", "</", "</thi", "<thi", "nk>", "<x>
 OPEN, CLOSED = "Q: hi\nA: <think>\n", "Q: hi\nA: <think>\n\n</think>\n\n"
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text("ab <>/\n", max_size=30), prompt=st.sampled_from(PROMPTS[:3]))
 def test_text_without_tags_is_kept(parse, name: str, text: str, prompt: str) -> None:

@@ -41,6 +41,7 @@ def test_a_prompt_with_another_number_of_places(folder):
         rule.divide(None, (soft, soft), (), len)
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswers):
     prompts = (
         ("The quick brown fox", ()),

@@ -81,7 +81,7 @@ def test_answers_are_those_of_generate(made):
             assert answers(llm) == answers(llm) == wanted
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 def test_an_answer_of_one_request_is_a_prompt_of_another(made):
     """A model whose prompt is unlike its answer does not take one for the other."""
     name, folder, wanted = made
@@ -142,6 +142,7 @@ def test_in_few_bits_answers_are_those_of_generate_too(name, quantization, censu
             assert tokens == wanted[0, len(prompt) :].tolist()
 
 
+@pytest.mark.full
 def test_why_generate_runs_again_is_said(census, tmp_path, monkeypatch, caplog):
     """An error of transformers' code in the trial of one pass is in the log."""
     config = census.config_of("OpenAIGPTLMHeadModel")
@@ -156,7 +157,7 @@ def test_why_generate_runs_again_is_said(census, tmp_path, monkeypatch, caplog):
     assert "by `generate` since one pass failed (RuntimeError: no pass)" in caplog.text
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["Blip2ForConditionalGeneration", "MusicgenForCausalLM"])
 def test_media_and_several_heads_are_refused(name, census):
     """Their answers need more than tokens."""

@@ -69,6 +69,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
     plain, _ = answers(folders(family), **FORMATS[name])
@@ -155,6 +156,7 @@ def test_a_model_whose_draft_layer_is_not_known_is_refused(tmp_path):
         LLM(str(tmp_path), speculative="mtp", quiet=True)
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_its_draft_layer_is_refused(tmp_path):
     write("deepseek_v3", tmp_path)
     with pytest.raises(ConfigError, match="no tensors of draft layers"):

@@ -45,6 +45,7 @@ def tokens(outputs):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[pytest.mark.full] * (name != "gemma3")) for name in FAMILIES],
@@ -80,6 +81,7 @@ def test_neither_grid_nor_size_is_needed(reference_of, make_llm, picture, family
     assert tokens(run(llm, [prompt])) == [reference.generate(text, images)]
 
 
+@pytest.mark.full
 def test_what_is_missing_is_named(reference_of, make_llm, picture):
     wrong = {
         "llava_onevision": ({"image_embeds": torch.zeros(2, 64)}, "give the image's own 'size'"),

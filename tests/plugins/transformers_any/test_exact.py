@@ -1,5 +1,7 @@
 """Greedy tokens equal transformers' own generate, in any batch and with any cache."""
 
+import pytest
+
 from mmdeploy_llm import SamplingParams
 from tests.together import begin_together
 
@@ -39,6 +41,7 @@ def expected(reference, found):
     return [reference.generate(text, images) for text, images in found]
 
 
+@pytest.mark.full
 def test_batched(reference, make_llm, picture):
     llm, stats = make_llm(reference.folder)
     found = cases(reference, picture)
@@ -51,6 +54,7 @@ def test_batched(reference, make_llm, picture):
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
+@pytest.mark.full
 def test_in_chunks_with_a_prefix_hit(reference, make_llm, picture):
     llm, stats = make_llm(reference.folder, block_size=4, max_num_batched_tokens=7, max_num_seqs=3)
     found = cases(reference, picture)
@@ -60,6 +64,7 @@ def test_in_chunks_with_a_prefix_hit(reference, make_llm, picture):
     assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
 
 
+@pytest.mark.full
 def test_tokens_are_counted_without_pixels(one_reference, make_llm, picture):
     llm, _ = make_llm(one_reference.folder)
     for text, images in cases(one_reference, picture)[2:]:
@@ -70,6 +75,7 @@ def test_tokens_are_counted_without_pixels(one_reference, make_llm, picture):
         assert count.num_input_image_tokens == output.num_input_image_tokens > 0
 
 
+@pytest.mark.full
 def test_chat(one_reference, make_llm, picture):
     llm, _ = make_llm(one_reference.folder)
     images = [picture(seed, *size) for seed, size in enumerate(SIZES[:2])]
@@ -84,6 +90,7 @@ def test_chat(one_reference, make_llm, picture):
     assert tokens([output]) == expected(one_reference, [(prompt, images)])
 
 
+@pytest.mark.full
 def test_bf16_runs(reference_of, make_llm, picture):
     """In bf16 another order of additions may change tokens, so only check that the run works."""
     reference = reference_of("gemma3")

@@ -24,6 +24,7 @@ def logprobs(llm, prompt):
     return torch.tensor([next(iter(entry.values())).logprob for entry in entries])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_near_plain_torch(one_reference, make_llm, picture, quantization, monkeypatch):

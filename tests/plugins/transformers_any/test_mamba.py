@@ -46,6 +46,7 @@ def mixers(model):
     return [module for module in model.modules() if isinstance(module, mamba.AnyMamba2)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.full] * (name != CLASSES[0])) for name in CLASSES],
@@ -80,6 +81,7 @@ def test_norms_of_falcon_h1(loaded, is_before):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_other_mixers_stay(loaded):
     """One with another activation does; its scan fills prompts up to fewer tokens."""
     model, own = loaded("FalconH1ForCausalLM", hidden_act="gelu")
@@ -92,6 +94,7 @@ def test_other_mixers_stay(loaded):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_what_computes_something_else_is_put_back(loaded, monkeypatch, caplog):
     monkeypatch.setattr(mamba, "_is_same", lambda *_: False)
     model, own = loaded("BambaForCausalLM")
@@ -103,6 +106,7 @@ def test_what_computes_something_else_is_put_back(loaded, monkeypatch, caplog):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_a_token_that_continues_is_compared_too(loaded, monkeypatch, caplog):
     """Mixers that compute prompts alike and forget their states are put back."""
     monkeypatch.setattr(mamba._Passed, "keep", lambda _: None)

@@ -82,6 +82,7 @@ def answers(llm, found, params=GREEDY):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.full
 def test_a_whole_prompt_sees_itself(reference, make_llm, picture):
     """In a batch and again, and in a pool that holds few of them."""
     found = prompts_of(picture)
@@ -114,6 +115,7 @@ def test_preempted_prompts_are_computed_whole_again(tmp_path, make_llm, picture)
             assert [ids[: GREEDY.max_tokens] for ids in tight] == expected
 
 
+@pytest.mark.full
 def test_text_without_the_mask_is_another(reference, make_llm, picture, monkeypatch):
     """The mask matters in this model, so the test above can fail."""
     found = prompts_of(picture)[1:]
@@ -123,6 +125,7 @@ def test_text_without_the_mask_is_another(reference, make_llm, picture, monkeypa
     assert answers(llm, found) != expected
 
 
+@pytest.mark.full
 def test_a_prompt_is_computed_in_one_step(reference, make_llm, picture):
     llm, _ = make_llm(reference.folder, max_num_batched_tokens=24, max_num_seqs=4)
     found = prompts_of(picture)

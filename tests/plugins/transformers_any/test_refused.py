@@ -57,6 +57,7 @@ def config_of(kind, **fields):
     return config
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", REFUSED)
 def test_the_layer_is_named(case):
     kind, fields, message = REFUSED[case]
@@ -68,6 +69,7 @@ def test_the_layer_is_named(case):
     assert ". " not in text  # one sentence
 
 
+@pytest.mark.full
 def test_media_that_see_each_other_need_an_atomic_spec(monkeypatch):
     config = transformers.Gemma3Config(text_config=FIELDS, vision_config={"num_hidden_layers": 1})
     config.architectures = ["Gemma3ForConditionalGeneration"]
@@ -92,6 +94,7 @@ def test_a_spec_with_a_question_has_a_template():
         assert written == f"<image>{spec.question}"
 
 
+@pytest.mark.full
 def test_features_for_layers_widen_the_embeddings_of_media():
     config = transformers.Qwen3VLConfig(
         text_config={**FIELDS, "head_dim": 8},
@@ -102,6 +105,7 @@ def test_features_for_layers_widen_the_embeddings_of_media():
     assert model.media_size == 3 * model.hidden_size
 
 
+@pytest.mark.full
 def test_a_decoder_that_takes_types_of_tokens():
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     config = transformers.Ernie4_5_VLMoeConfig(
@@ -174,6 +178,7 @@ def test_tokens_that_meet_elsewhere_are_found_on_the_weights(shift, dtype):
         check_mixing("Model", decoder, 8, forward)
 
 
+@pytest.mark.full
 def test_a_convolution_next_to_attention_is_found_when_the_model_is_loaded(
     tmp_path, monkeypatch, caplog
 ):
@@ -207,6 +212,7 @@ def test_a_conversion_that_computes_is_named():
 LLAVA = "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionModel"
 
 
+@pytest.mark.full
 def test_what_is_done_around_the_decoder_is_found_on_the_weights(reference_of, monkeypatch):
     """The model around the decoder scales the embeddings; no layer shows it."""
     folder = reference_of("llava_onevision").folder
@@ -223,6 +229,7 @@ def test_what_is_done_around_the_decoder_is_found_on_the_weights(reference_of, m
         LLM(model=str(folder), num_threads=1)
 
 
+@pytest.mark.full
 def test_a_forward_that_needs_more_than_text_is_logged(reference_of, make_llm, monkeypatch, caplog):
     folder = reference_of("llava_onevision").folder
 
@@ -262,6 +269,7 @@ def test_a_config_without_positions(tmp_path):
         assert llm.generate(["a b"], use_tqdm=False)[0].error_msg is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -284,6 +292,7 @@ def falcon(tmp_path_factory):
     return write_checkpoint(config, tmp_path_factory.mktemp("falcon"))
 
 
+@pytest.mark.full
 def test_a_cache_that_forgets_what_attention_sees(tmp_path):
     """Moshi's cache has a window, its attention none: beyond the window, tokens would depend on the
     steps in which they came."""
@@ -300,6 +309,7 @@ def test_a_cache_that_forgets_what_attention_sees(tmp_path):
     assert "set max_model_len=16" in long.error_msg
 
 
+@pytest.mark.full
 def test_a_model_that_views_the_result_of_attention(tmp_path):
     config = config_of(
         "Afmoe",
@@ -316,6 +326,7 @@ def test_a_model_that_views_the_result_of_attention(tmp_path):
     assert output.error_code == 200
 
 
+@pytest.mark.full
 def test_an_error_of_the_model_on_its_weights(tmp_path, monkeypatch):
     config = config_of("Olmo", vocab_size=len(make_tokenizer()))
     folder = write_checkpoint(config, tmp_path)

@@ -1,5 +1,7 @@
 """A checkpoint that a native plugin serves returns the same tokens without that plugin."""
 
+import pytest
+
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.testing.tiny import write_tiny
 
@@ -12,6 +14,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.full
 def test_qwen2_5_vl(make_llm, tmp_path, picture):
     write_tiny("qwen2_5_vl", tmp_path)
     images = [picture(seed, 70 + 40 * seed, 90) for seed in range(2)]

@@ -88,6 +88,7 @@ def test_answers_are_those_of_a_pass_for_each(folder, census, monkeypatch):
         assert not any(counts)
 
 
+@pytest.mark.full
 def test_a_model_that_counts_entries_shares_nothing(census, tmp_path):
     """An indexer's keys stand for positions that padding would shift."""
     config = census.config_of("DeepseekV32ForCausalLM")
@@ -97,6 +98,7 @@ def test_a_model_that_counts_entries_shares_nothing(census, tmp_path):
         assert SHARED not in llm.model.mechanisms
 
 
+@pytest.mark.full
 def test_why_passes_are_not_shared_is_said(census, tmp_path, monkeypatch, caplog):
     """An error of transformers' code in the trial of a shared pass is in the log."""
     config = census.config_of("BloomForCausalLM")

@@ -208,6 +208,7 @@ def test_counts_keys_and_options(reference_of):
     assert processor.process(processor.decode(wav16(samples), HERE), {}).key == made.key
 
 
+@pytest.mark.full
 def test_embeddings_take_the_place_of_a_sound(reference_of):
     reference = reference_of(FIRST)
     prompt = f"x {reference.marker} What?"
@@ -219,6 +220,7 @@ def test_embeddings_take_the_place_of_a_sound(reference_of):
     assert len(output.outputs.token_ids) == 8
 
 
+@pytest.mark.full
 def test_a_chat_with_a_file(reference_of, tmp_path):
     reference = reference_of(FIRST)
     samples = np.round(sound(1.0) * 20000).astype(np.int16)
@@ -233,6 +235,7 @@ def test_a_chat_with_a_file(reference_of, tmp_path):
     assert list(output.outputs.token_ids) == tokens
 
 
+@pytest.mark.full
 def test_forms_of_one_sound_in_a_prompt(reference_of, tmp_path):
     """A pair, a row of datasets, an array with its option, base64 as OpenAI's, and a path."""
     reference = reference_of(FIRST)

@@ -187,6 +187,7 @@ class TestOthers(AnyText, ModelVariantConformance):
         return request.param
 
 
+@pytest.mark.full
 class TestGemma2(AnyText, ModelConformance):
     """All checks, for whole-model attention: soft caps on scores and logits, a window in every
     other layer, its own score scale."""
@@ -196,6 +197,7 @@ class TestGemma2(AnyText, ModelConformance):
     def name(cls):
         return "gemma2"
 
+    @pytest.mark.full
     def test_the_engine_gives_the_reference_tokens(self, subject, make_llm):
         """Batched, in chunks, and with prefixes found in the cache."""
         options = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4}
@@ -247,6 +249,7 @@ class TestPhi3Long(AnyText, ModelVariantConformance):
                 assert output.outputs.token_ids == wanted[len(ids)]
 
 
+@pytest.mark.full
 def test_longer_requests_say_why_not(make_llm, tmp_path):
     """PhiMoE's rotary embedding also has scales that depend on the length."""
     tokenizer = make_tokenizer()
@@ -274,6 +277,7 @@ def test_longer_requests_say_why_not(make_llm, tmp_path):
     assert short.error_msg is None
 
 
+@pytest.mark.full
 def test_a_head_that_returns_float32(make_llm, tmp_path):
     """Half precision is allowed its rounding whatever the dtype of the logits is. The model has no
     attention at all."""
@@ -288,6 +292,7 @@ def test_a_head_that_returns_float32(make_llm, tmp_path):
     assert len(output.outputs.token_ids) == GREEDY.max_tokens
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("blocked", [(), OTHERS])
 def test_a_plugin_made_for_the_model_comes_first(make_llm, tmp_path, blocked):
     write("llama", tmp_path)

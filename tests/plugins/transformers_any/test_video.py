@@ -135,6 +135,7 @@ def test_pixels(reference, make_llm, blobs, frames):
         torch.testing.assert_close(found, reference.pixels(own), rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_options_choose_frames(reference_of, make_llm, made, blobs, frames):
     reference = reference_of("llava_onevision")
     llm, _ = make_llm(reference.folder, **VIDEOS, mm_processor_kwargs={"video_num_frames": 4})
@@ -148,6 +149,7 @@ def test_options_choose_frames(reference_of, make_llm, made, blobs, frames):
     assert tokens(outputs) == [reference.generate("User: <video>", [chosen])] * 3
 
 
+@pytest.mark.full
 def test_wrong_options(reference_of, make_llm, blobs):
     folder = reference_of("llava_onevision").folder
     with pytest.raises(ConfigError, match="no video option 'video_num_frame'; did you mean"):
@@ -188,6 +190,7 @@ def test_hostile_videos_lose_nothing_else(reference, make_llm, blobs, frames):
     assert tokens([single]) == [reference.generate(f"A {marker} B", [alone])]
 
 
+@pytest.mark.full
 def test_more_frames_of_a_file_than_are_allowed(reference_of, make_llm, blobs, frames):
     reference = reference_of("llava_onevision")
     llm, _ = make_llm(reference.folder, **VIDEOS, max_video_frames=6)

@@ -49,6 +49,7 @@ def moe(tmp_path_factory):
     return write_checkpoint(config, folder, tokenizer=tokenizer)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_published", [True, False])
 def test_experts(moe, tmp_path, is_published):
     model = transformers.Qwen3MoeForCausalLM.from_pretrained(moe, dtype=torch.float32)
@@ -145,6 +146,7 @@ def test_joined_convolutions_of_different_sizes():
     assert rows == [slice(0, 16), slice(16, 32), slice(32, 64)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_saved_by_transformers", [True, False])
 def test_convolutions_of_different_widths(tmp_path, is_saved_by_transformers):
     """OLMo Hybrid: files have one convolution for queries, keys and values each. save_pretrained
@@ -178,6 +180,7 @@ def test_convolutions_of_different_widths(tmp_path, is_saved_by_transformers):
     assert_same(load(tmp_path), model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_published", [True, False])
 def test_embeddings_of_added_tokens(tmp_path, is_published):
     """Published checkpoints of Molmo 2 have them in a tensor of their own; save_pretrained cuts the
@@ -211,6 +214,7 @@ def test_embeddings_of_added_tokens(tmp_path, is_published):
     assert_same(load(tmp_path), model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -49,6 +49,7 @@ def folder(request, tmp_path_factory):
     return write_family(FAMILIES[request.param], made, tie_word_embeddings=False)
 
 
+@pytest.mark.full
 class TestAnswers(EncoderAnswers):
     prompts = ((" ", (0,)), (TASK, (1,)), ("The quick", (2,)), (" ", (3,)), (TASK, (1,)))
     num_different = 4

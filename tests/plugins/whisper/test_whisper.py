@@ -286,6 +286,7 @@ def test_constraints_and_bans_begin_after_the_language(lively):
         assert (out.error_code, "asks for timestamps" in out.error_msg) == (400, True), out
 
 
+@pytest.mark.full
 def test_a_constraint_that_needs_suppressed_tokens_is_told(lively):
     """The request is wrong, not the engine: the tokens are named, and what bans them. What else is
     in the batch is not concerned, and a constraint that only may use such tokens is kept."""

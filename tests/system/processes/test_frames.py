@@ -71,6 +71,7 @@ def test_a_size_that_is_not_allowed(ends, flags, head, message):
         frames.receive(ours, seconds=60, max_buffer=2**20)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", [0, 3, 11])
 def test_one_that_stops_or_ends_within_a_frame(ends, flags, size):
     ours, theirs = ends

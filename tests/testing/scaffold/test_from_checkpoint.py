@@ -60,6 +60,7 @@ def find(kind, **options):
     return find_decoder(config, f"{kind}ForCausalLM")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", FOUND)
 def test_what_no_config_says_is_found(kind):
     found = find(kind)
@@ -156,6 +157,7 @@ def test_the_package_begins_with_what_was_found(tmp_path):
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", ["Cohere2", "GPTNeoX"])
 def test_its_code_keeps_the_rules_of_this_repository(kind, tmp_path):
     folder = write_config(tmp_path / "made", kind, num_hidden_layers=4)

@@ -70,6 +70,7 @@ def test_nothing_is_left_of_the_template(package):
         assert "\t" not in text
 
 
+@pytest.mark.one_is_quick
 def test_the_code_keeps_the_rules_of_this_repository(package):
     settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     run_ruff = [sys.executable, "-m", "ruff"]

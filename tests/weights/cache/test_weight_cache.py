@@ -242,6 +242,7 @@ def damaged(data, at):
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "damage",
     [

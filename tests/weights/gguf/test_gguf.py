@@ -55,6 +55,7 @@ def test_the_types_that_must_be_read():
     assert set(NEEDED) <= set(BLOCKS)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_values_are_those_of_the_library(tmp_path, monkeypatch, kind):
     """Also a few rows at a time, from the middle on, and transposed."""
@@ -76,6 +77,7 @@ def test_values_are_those_of_the_library(tmp_path, monkeypatch, kind):
     assert torch.equal(found.view(torch.int32), wanted.T.contiguous().view(torch.int32))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_weights_that_stay_in_few_bits(tmp_path, kind):
     """Dequantised they are the library's values; with offsets, up to one more rounding."""

@@ -91,6 +91,7 @@ def test_every_architecture_of_the_table_is_tested():
     assert {arch for arch, _, _ in CASES.values()} == set(TABLE.models)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("arch", "name", "options"),
     [

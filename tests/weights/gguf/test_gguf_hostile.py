@@ -127,6 +127,7 @@ def everything(path):
         pass
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("data", "message"), FILES.values(), ids=FILES)
 def test_a_hostile_header_is_refused(tmp_path, data, message):
     path = tmp_path / "a.gguf"
@@ -156,6 +157,7 @@ def test_a_sparse_file_that_backs_a_huge_count(tmp_path, kind):
         read_headers([path])
 
 
+@pytest.mark.full
 def test_a_header_of_many_long_texts(tmp_path):
     path = tmp_path / "a.gguf"
     long = struct.pack("<Q", 8 * 2**20)
@@ -193,6 +195,7 @@ def test_what_lies_beside_a_file_is_not_opened(tiny):
         assert llm.generate("The quick")[0].error_code == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "family",
@@ -234,6 +237,7 @@ def test_damaged_files(tiny_copy, tmp_path, family, seed):
     assert num_refused > 20
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -107,6 +107,7 @@ def has_key_of(folder):
     return keys.__contains__
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2_vl")) for name in PROJECTORS],
@@ -226,6 +227,7 @@ def test_options_of_the_processors(tiny_copy, tmp_path):
     assert read_checkpoint(tmp_path / "place").preprocessor == wanted
 
 
+@pytest.mark.full
 def test_a_config_beside_the_files(tiny_copy, tmp_path, images):
     """It wins; that of a text model leaves the tower unread."""
     source, place = tiny_copy("qwen3_vl", tmp_path / "source"), tmp_path / "place"
@@ -302,6 +304,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"has no <\|image_pad\|>, .* config.json into"):
             read_checkpoint(place)
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
@@ -345,6 +348,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=message):
             opened_tower(path, has_key_of(tmp_path))
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("name", "shape"),
         [

@@ -155,6 +155,7 @@ def generated(model, **options):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST)) for name in CASES]
 )
@@ -410,6 +411,7 @@ def test_weights_in_8_bits(tiny_copy, tmp_path):
     assert generated(path, quantization="int8") == generated(source, quantization="int8")
 
 
+@pytest.mark.full
 def test_the_command_line(tiny_copy, tmp_path):
     source, place = tmp_path / "source", tmp_path / "place"
     tiny_copy("llama", source, head_dim=16)

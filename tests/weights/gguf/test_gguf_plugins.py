@@ -82,6 +82,7 @@ def answers(model):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.full
 def test_a_package_brings_its_tiny_checkpoint_and_its_table(acme, tmp_path, file):
     folder = write_tiny("acme", tmp_path / "tiny")
     reference = Reference(folder)

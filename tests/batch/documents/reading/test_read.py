@@ -72,6 +72,7 @@ def test_documents_become_markdown_and_are_resumed_by_page(folder):
     assert "reading.prompt" in done.stderr
 
 
+@pytest.mark.full
 def test_what_is_gone_is_told_and_pruned_with_its_markdown(folder, load_file):
     simple_pdf = load_file(PDFS).simple_pdf
     (folder / "docs/broken.pdf").unlink()
@@ -98,6 +99,7 @@ def test_what_is_gone_is_told_and_pruned_with_its_markdown(folder, load_file):
     assert own.exists()
 
 
+@pytest.mark.full
 def test_markdown_has_the_pages_of_earlier_runs(folder):
     words = ("docs/a.pdf", *WORDS[1:])
     read(*words, "--pages", "1")
@@ -108,6 +110,7 @@ def test_markdown_has_the_pages_of_earlier_runs(folder):
         assert all(f"<!-- page {n} -->" in text for n in range(1, num + 1))
 
 
+@pytest.mark.full
 def test_a_document_that_breaks_keeps_the_pages_that_were_read(folder):
     words = ("docs/a.pdf", *WORDS[1:])
     read(*words)
@@ -118,6 +121,7 @@ def test_a_document_that_breaks_keeps_the_pages_that_were_read(folder):
     assert "<!-- page 3 -->" in text
 
 
+@pytest.mark.full
 def test_shards_have_whole_documents(folder):
     (folder / "docs/broken.pdf").write_bytes((folder / "docs/a.pdf").read_bytes())
     for shard in ("1/2", "2/2"):
@@ -169,6 +173,7 @@ def test_a_model_of_an_ocr_family_is_asked_by_its_preset(family, preset, tiny_fo
         assert 0 < record["num_image_tokens"] <= 64
 
 
+@pytest.mark.full
 def test_an_estimate_says_what_all_pages_take(folder):
     told = read("docs", "--no-thinking", "-p", "Describe the image.", "--estimate", "2")
     assert "4 pdf pages of" in told
@@ -178,6 +183,7 @@ def test_an_estimate_says_what_all_pages_take(folder):
     assert not list(folder.glob("*.html"))
 
 
+@pytest.mark.full
 def test_python_reads_as_the_command_does(folder, caplog):
     read(*WORDS, "-o", "command.jsonl", code=1)
     with LLM("shapes-vl", quiet=True, reasoning_parser="auto") as llm, caplog.at_level("INFO"):

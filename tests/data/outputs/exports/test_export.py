@@ -57,6 +57,7 @@ def test_an_output_is_never_one_of_the_inputs(captions):
             export_records([captions], output, options=ExportOptions(is_overwritten=True))
 
 
+@pytest.mark.full
 def test_what_exists_stays_unless_it_is_to_be_replaced(captions):
     for own in ("x.jsonl", "x.parquet"):
         export_records([captions], own)

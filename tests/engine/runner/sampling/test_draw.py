@@ -102,6 +102,7 @@ def test_the_reference_keeps_what_transformers_keeps(rule, vocab_size, seed):
     assert torch.equal(kept, scores[0] > -torch.inf)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(rules, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=6),

@@ -203,6 +203,7 @@ def test_nothing_is_called_for_requests_without_one(make_request, new_sampler):
     assert not sampler._state.needs_transforms(torch.tensor([0]).numpy()).any()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("how", "message"),
     [

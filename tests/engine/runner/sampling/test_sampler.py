@@ -74,6 +74,7 @@ def test_slots_in_any_form_and_order(make_request, make_sampler, slots):
     assert result.token_ids == [9, 7]
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(fields, min_size=2, max_size=7),
@@ -96,6 +97,7 @@ def test_alone_and_in_a_batch_are_bit_identical(
             assert single.errors.get(0) == result.errors.get(row)
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(fields, st.integers(1, 7), st.integers(0, 2**31))
 def test_preempted_is_uninterrupted(make_request, make_sampler, row, num_before, seed):
@@ -109,6 +111,7 @@ def test_preempted_is_uninterrupted(make_request, make_sampler, row, num_before,
     assert run(sampler, steps[num_before:], [0]) == whole[num_before:]
 
 
+@pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(fields, st.integers(0, 2**31))
 def test_tokens_come_from_the_allowed_set(make_request, make_sampler, row, seed):

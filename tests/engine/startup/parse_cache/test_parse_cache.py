@@ -189,6 +189,7 @@ def test_what_cannot_be_kept_is_told(read, model, alone, tmp_path, caplog):
     assert not list((tmp_path / "kept").glob("*.*"))
 
 
+@pytest.mark.full
 def test_the_config_of_a_gguf_file_is_made_anew(read, model, kept, monkeypatch):
     """What a file's metadata say is made into a config by tables of plugins, which no key of the
     cache covers, and a tokenizer of the file is read from it: of neither anything is kept, with a
