@@ -1,260 +1,263 @@
-"""The rules that fields of specs keep, each as a text and as a check."""
+"""The rules that fields of specs keep, as models of pydantic: the description of a field says what
+is allowed. Imported where the first spec is checked: pydantic takes a while to import."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
-from mmdeploy_llm.hooks.objects.chat_parts import (
-    CHAT_PART_TYPE,
-    OWN_TYPES,
-    ChatPartSpec,
-    are_keys,
-)
+from mmdeploy_llm.hooks.objects.chat_parts import CHAT_PART_TYPE, OWN_TYPES, ChatPartSpec, are_keys
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
 from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.values.first_bytes import HEAD
-from mmdeploy_llm.values.options.budget import is_budget
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .records import Spec
 
-TP_KINDS = (
-    *("colwise", "heads", "rowwise", "experts", "vocab", "whole"),
-    *("rowwise-partial", "experts-partial", "sum"),
-)
-DTYPES = ("bfloat16", "float16", "float32")
-CACHE_DTYPES = (*DTYPES, "int8", "int4", "float8_e4m3fn")
-ATTENTION_FEATURES = tuple(own.name for own in fields(AttentionBackendSpec) if own.type == "bool")
-
-_ANY = re.compile(r"(?s).*")
-_SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")
-_SUFFIXES = re.compile(rf"({_SUFFIX.pattern})+")
-_PART_TYPE = re.compile(r"(?!text$)[a-z][a-z0-9_]*")
-_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def is_name(value: object) -> bool:
-    return isinstance(value, str) and value.strip() != ""
+TpKind = Literal[
+    "colwise",
+    "heads",
+    "rowwise",
+    "experts",
+    "vocab",
+    "whole",
+    "rowwise-partial",
+    "experts-partial",
+    "sum",
+]
+Dtype = Literal["bfloat16", "float16", "float32"]
+CacheDtype = Literal["bfloat16", "float16", "float32", "int8", "int4", "float8_e4m3fn"]
+_PATH = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 
 
-def _is_names(value: object, form: re.Pattern[str] = _ANY) -> bool:
-    return isinstance(value, tuple) and all(
-        isinstance(name, str) and is_name(name) and form.fullmatch(name) for name in value
-    )
+def _form(pattern: str) -> Any:
+    """Says that a text matches a pattern as a whole."""
+    return Field(pattern=rf"\A(?:{pattern})\Z")
 
 
-def _is_factory(value: object) -> bool:
-    return isinstance(value, str) and _FACTORY.fullmatch(value) is not None
+def _fits_head(begin: tuple[int, bytes]) -> tuple[int, bytes]:
+    if begin[0] + len(begin[1]) > HEAD:
+        raise ValueError(f"it ends after the first {HEAD} bytes")
+    return begin
 
 
-def _is_priority(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _are_keys(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    if not are_keys(value):
+        raise ValueError("a key has no name, or a type that JSON does not have")
+    return value
 
 
-def _is_begin(value: object) -> bool:
-    """Whether it is an entry of first_bytes: one byte alone would begin files of every kind."""
-    offset, begin = value if isinstance(value, tuple) and len(value) == 2 else (0, value)
-    return (
-        isinstance(begin, bytes)
-        and _is_priority(offset)
-        and len(begin) >= 2
-        and 0 <= offset <= HEAD - len(begin)
-    )
+# One byte alone would begin files of every kind.
+_Begin = Annotated[bytes, Field(min_length=2, max_length=HEAD)]
+_BeginAt = Annotated[
+    tuple[Annotated[int, Field(ge=0)], Annotated[bytes, Field(min_length=2)]],
+    AfterValidator(_fits_head),
+]
+_Word = Annotated[str, _form(r"(?s:.*\S.*)")]
+_Reference = Annotated[str, _form(f"{_PATH}:{_PATH}")]
+_KindWord = Annotated[str, _form(MEDIA_KIND.pattern)]
+_Suffix = Annotated[str, _form(r"(\.[^\s./\\A-Z]+)+")]
+_ChatType = Annotated[str, _form(CHAT_PART_TYPE.pattern)]
+_PartType = Annotated[str, _form(r"(?!text$)[a-z][a-z0-9_]*")]
+_Some = Field(min_length=1)
+
+Name = Annotated[_Word, Field(description="a text that is not empty")]
+Factory = Annotated[_Reference, Field(description='"module:Attribute"')]
+Priority = Annotated[int, Field(description="an int")]
+Flag = Annotated[bool, Field(description="a bool")]
+Text = Annotated[str, Field(description="a text")]
+TextOrNone = Annotated[str | None, Field(description="a text or None")]
+Count = Annotated[int, Field(gt=0, description="a whole number above 0")]
+CountOrNone = Annotated[
+    Annotated[int, Field(gt=0)] | None, Field(description="None or a whole number above 0")
+]
+Names = Annotated[tuple[_Word, ...], Field(description="a tuple of texts")]
+SomeNames = Annotated[tuple[_Word, ...], _Some, Field(description="a tuple of at least one text")]
+NameOrNone = Annotated[_Word | None, Field(description="a parser's name or None")]
+FunctionOrNone = Annotated[_Reference | None, Field(description='"module:function" or None')]
+SomeSuffixes = Annotated[
+    tuple[_Suffix, ...],
+    _Some,
+    Field(description="a tuple of at least one suffix in small letters, such as '.warc.gz'"),
+]
+Begins = Annotated[
+    tuple[_Begin | _BeginAt, ...],
+    Field(
+        description=f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}"
+    ),
+]
+Capability = Annotated[tuple[int, int] | None, Field(description="a tuple such as (9, 0) or None")]
+Keys = Annotated[
+    Mapping[Any, Any],
+    AfterValidator(_are_keys),
+    Field(
+        description="a mapping of names, not 'type', to str, int, float, bool, list, dict or object"
+    ),
+]
+KIND = "a lower-case word such as 'image', 'video' or one of your own (not 'text')"
 
 
-def _is_tp_plan(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        is_name(pattern) and kind in TP_KINDS for pattern, kind in value.items()
-    )
+class _Rules(BaseModel):
+    """The fields of every spec; those without a rule are not checked."""
+
+    model_config = ConfigDict(strict=True, from_attributes=True, regex_engine="python-re")
+
+    name: Name
+    priority: Priority
 
 
-def _is_count(value: object) -> bool:
-    return _is_priority(value) and isinstance(value, int) and value > 0
+class _Made(_Rules):
+    factory: Factory
 
 
-def _is_count_or_none(value: object) -> bool:
-    return value is None or _is_count(value)
+class _Parser(_Made):
+    aliases: Names
 
 
-def _is_tasks(value: object) -> bool:
-    if not isinstance(value, Mapping) or not value:
-        return False
-    return all(is_name(name) and isinstance(text, str) for name, text in value.items())
+class _Model(_Made):
+    architectures: SomeNames
+    media: Annotated[
+        tuple[_KindWord, ...],
+        Field(description="a tuple of lower-case words such as 'image' and 'video' (not 'text')"),
+    ]
+    reasoning: NameOrNone
+    tools: NameOrNone
+    atomic_media: Flag
+    refuses: FunctionOrNone
+    gguf: Annotated[_Reference | None, Field(description='"module:TABLE" or None')]
+    tiny: Annotated[_Reference | None, Field(description='"module:FAMILY" or None')]
+    tp_plan: Annotated[
+        Mapping[_Word, TpKind],
+        Field(description=f"a mapping of module names to {get_args(TpKind)}"),
+    ]
 
 
-def _are_dtypes(value: object) -> bool:
-    return isinstance(value, tuple) and value != () and all(x in DTYPES for x in value)
+class _Logits(_Parser):
+    arguments: Names
 
 
-def _are_cache_dtypes(value: object) -> bool:
-    return isinstance(value, tuple) and all(x in CACHE_DTYPES for x in value)
+class _Preset(_Rules):
+    aliases: Names
+    architectures: SomeNames
+    marks: Names
+    tasks: Annotated[
+        Mapping[_Word, str],
+        _Some,
+        Field(description="a mapping of one task or more to prompts"),
+    ]
+    system: TextOrNone
+    image_tokens: Annotated[
+        Annotated[int, Field(gt=0)] | Literal["auto", "full"] | None,
+        Field(description="a number, 'auto', 'full' or None"),
+    ]
+    dpi: Count
+    longest_side: CountOrNone
+    max_tokens: Count
+    sampling: Annotated[Mapping[Any, Any], Field(description="a mapping")]
+    convert: FunctionOrNone
+    source: Text
 
 
-def _is_capability(value: object) -> bool:
-    return value is None or (
-        isinstance(value, tuple) and len(value) == 2 and all(map(_is_priority, value))
-    )
+class _Corpus(_Rules):
+    suffixes: SomeSuffixes
+    reader: Annotated[_Reference, Field(description='"module:function"')]
+    first_bytes: Begins
 
 
-Rule = tuple[str, Callable[[object], bool]]  # what is allowed, as text and as a check
+class _Output(_Made):
+    suffixes: SomeSuffixes
 
-_COMMON: Mapping[str, Rule] = MappingProxyType(
+
+class _Attention(_Parser):
+    devices: SomeNames
+    dtypes: Annotated[
+        tuple[Dtype, ...],
+        _Some,
+        Field(description="a tuple of 'bfloat16', 'float16', 'float32'"),
+    ]
+    cache_dtypes: Annotated[
+        tuple[CacheDtype, ...], Field(description=f"a tuple of some of {get_args(CacheDtype)}")
+    ]
+    max_head_dim: CountOrNone
+    head_multiple: Count
+    block_multiple: Count
+    block_size: Count
+    min_capability: Capability
+    below_capability: Capability
+    available: FunctionOrNone
+
+
+class _Weights(_Parser):
+    suffixes: SomeNames
+    ignored: Names
+    quantise: FunctionOrNone
+
+
+class _ChatPart(_Made):
+    types: Annotated[
+        tuple[_ChatType, ...],
+        _Some,
+        Field(description=f"a tuple of at least one word in small letters, none of {OWN_TYPES}"),
+    ]
+    keys: Keys
+    optional: Keys
+    models: SomeNames
+    files: Names
+    late: Flag
+
+
+class _Media(_Made):
+    kind: Annotated[_KindWord, Field(description=KIND)]
+    models: SomeNames
+    suffixes: Annotated[
+        tuple[_Suffix, ...],
+        Field(description="a tuple of suffixes in small letters, such as '.wav'"),
+    ]
+    columns: Names
+    first_bytes: Begins
+    part_types: Annotated[
+        tuple[_PartType, ...],
+        Field(description="a tuple of words in small letters such as 'input_audio' (not 'text')"),
+    ]
+    part_text: Annotated[
+        Annotated[str, _Some] | None, Field(description="a text that is not empty or None")
+    ]
+    yields: Annotated[_KindWord | None, Field(description=f"{KIND} or None")]
+
+
+FLAGS: Any = {own.name: (Flag, ...) for own in fields(AttentionBackendSpec) if own.type == "bool"}
+RULES: Mapping[type[Spec], type[_Rules]] = MappingProxyType(
     {
-        "name": ("a text that is not empty", is_name),
-        "factory": ('"module:Attribute"', _is_factory),
-        "priority": ("an int", _is_priority),
+        ModelSpec: _Model,
+        ReasoningParserSpec: _Parser,
+        ToolParserSpec: _Parser,
+        LogitsProcessorSpec: _Logits,
+        ReadingPreset: _Preset,
+        CorpusFormatSpec: _Corpus,
+        OutputSinkSpec: _Output,
+        AttentionBackendSpec: create_model("_AttentionWithFlags", __base__=_Attention, **FLAGS),
+        WeightFormatSpec: _Weights,
+        ChatPartSpec: _ChatPart,
+        MediaProcessorSpec: _Media,
     }
 )
-_KEYS: Rule = (
-    "a mapping of names, not 'type', to str, int, float, bool, list, dict or object",
-    are_keys,
-)
-_COUNT: Rule = ("a whole number above 0", _is_count)
-_SOME_SUFFIXES: Rule = (
-    "a tuple of at least one suffix in small letters, such as '.warc.gz'",
-    lambda value: _is_names(value, _SUFFIXES) and value != (),
-)
-_SOME_NAMES: Rule = (
-    "a tuple of at least one text",
-    lambda value: _is_names(value) and value != (),
-)
-_NAMES: Rule = ("a tuple of texts", _is_names)
-_BEGINS: Rule = (
-    f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}",
-    lambda value: isinstance(value, tuple) and all(map(_is_begin, value)),
-)
-_CAPABILITY: Rule = ("a tuple such as (9, 0) or None", _is_capability)
-_NAME_OR_NONE: Rule = (
-    "a parser's name or None",
-    lambda value: value is None or is_name(value),
-)
-_KIND: Rule = (
-    "a lower-case word such as 'image', 'video' or one of your own (not 'text')",
-    lambda value: isinstance(value, str) and MEDIA_KIND.fullmatch(value) is not None,
-)
 
-RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
-    {
-        ModelSpec: {
-            **_COMMON,
-            "architectures": _SOME_NAMES,
-            "media": (
-                "a tuple of lower-case words such as 'image' and 'video' (not 'text')",
-                lambda value: isinstance(value, tuple) and all(map(_KIND[1], value)),
-            ),
-            "reasoning": _NAME_OR_NONE,
-            "tools": _NAME_OR_NONE,
-            "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
-            "refuses": (
-                '"module:function" or None',
-                lambda value: value is None or _is_factory(value),
-            ),
-            "gguf": ('"module:TABLE" or None', lambda value: value is None or _is_factory(value)),
-            "tiny": (
-                '"module:FAMILY" or None',
-                lambda value: value is None or _is_factory(value),
-            ),
-            "tp_plan": (f"a mapping of module names to {TP_KINDS}", _is_tp_plan),
-        },
-        ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},
-        ToolParserSpec: {**_COMMON, "aliases": _NAMES},
-        LogitsProcessorSpec: {**_COMMON, "aliases": _NAMES, "arguments": _NAMES},
-        ReadingPreset: {
-            "name": _COMMON["name"],
-            "priority": _COMMON["priority"],
-            "aliases": _NAMES,
-            "architectures": _SOME_NAMES,
-            "marks": _NAMES,
-            "tasks": ("a mapping of one task or more to prompts", _is_tasks),
-            "system": ("a text or None", lambda value: value is None or isinstance(value, str)),
-            "image_tokens": (
-                "a number, 'auto', 'full' or None",
-                lambda value: value is None or is_budget(value),
-            ),
-            "dpi": _COUNT,
-            "longest_side": ("None or a whole number above 0", _is_count_or_none),
-            "max_tokens": _COUNT,
-            "sampling": ("a mapping", lambda value: isinstance(value, Mapping)),
-            "convert": (
-                '"module:function" or None',
-                lambda value: value is None or _is_factory(value),
-            ),
-            "source": ("a text", lambda value: isinstance(value, str)),
-        },
-        CorpusFormatSpec: {
-            "name": _COMMON["name"],
-            "priority": _COMMON["priority"],
-            "suffixes": _SOME_SUFFIXES,
-            "reader": ('"module:function"', _is_factory),
-            "first_bytes": _BEGINS,
-        },
-        OutputSinkSpec: {**_COMMON, "suffixes": _SOME_SUFFIXES},
-        AttentionBackendSpec: {
-            **_COMMON,
-            "aliases": _NAMES,
-            "devices": _SOME_NAMES,
-            "dtypes": ("a tuple of 'bfloat16', 'float16', 'float32'", _are_dtypes),
-            "cache_dtypes": (f"a tuple of some of {CACHE_DTYPES}", _are_cache_dtypes),
-            "max_head_dim": ("None or a whole number above 0", _is_count_or_none),
-            "head_multiple": _COUNT,
-            "block_multiple": _COUNT,
-            "block_size": _COUNT,
-            "min_capability": _CAPABILITY,
-            "below_capability": _CAPABILITY,
-            **dict.fromkeys(ATTENTION_FEATURES, ("a bool", lambda value: isinstance(value, bool))),
-            "available": (
-                '"module:function" or None',
-                lambda value: value is None or _is_factory(value),
-            ),
-        },
-        WeightFormatSpec: {
-            **_COMMON,
-            "aliases": _NAMES,
-            "suffixes": _SOME_NAMES,
-            "ignored": _NAMES,
-            "quantise": (
-                '"module:function" or None',
-                lambda value: value is None or _is_factory(value),
-            ),
-        },
-        ChatPartSpec: {
-            **_COMMON,
-            "types": (
-                f"a tuple of at least one word in small letters, none of {OWN_TYPES}",
-                lambda value: _is_names(value, CHAT_PART_TYPE) and value != (),
-            ),
-            "keys": _KEYS,
-            "optional": _KEYS,
-            "models": _SOME_NAMES,
-            "files": _NAMES,
-            "late": ("a bool", lambda value: isinstance(value, bool)),
-        },
-        MediaProcessorSpec: {
-            **_COMMON,
-            "kind": _KIND,
-            "models": _SOME_NAMES,
-            "suffixes": (
-                "a tuple of suffixes in small letters, such as '.wav'",
-                lambda value: _is_names(value, _SUFFIXES),
-            ),
-            "columns": _NAMES,
-            "first_bytes": _BEGINS,
-            "part_types": (
-                "a tuple of words in small letters such as 'input_audio' (not 'text')",
-                lambda value: _is_names(value, _PART_TYPE),
-            ),
-            "part_text": (
-                "a text that is not empty or None",
-                lambda value: value is None or (isinstance(value, str) and value != ""),
-            ),
-            "yields": (f"{_KIND[0]} or None", lambda value: value is None or _KIND[1](value)),
-        },
-    }
-)
+
+def broken(spec: Spec, shown: Callable[[object], str]) -> Iterator[str]:
+    """Yields the fields of a spec that break their rules, each with what is allowed and, as
+    `shown`, what was found."""
+    rules = RULES[type(spec)]
+    try:
+        rules.model_validate(spec)
+    except ValidationError as error:
+        for field in dict.fromkeys(str(own["loc"][0]) for own in error.errors()):
+            allowed = rules.model_fields[field].description
+            yield f"{field} must be {allowed}, got {shown(getattr(spec, field))}"

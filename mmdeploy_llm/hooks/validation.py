@@ -30,7 +30,6 @@ from .contracts import (
 from .kinds import claimed
 from .names import did_you_mean, error_text, listing, normalise, shown_uri
 from .records import PluginOrigin, Spec, describe
-from .rules import RULES, is_name
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
     {
@@ -134,11 +133,9 @@ def checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Medi
 
 def _spec_faults(spec: Spec) -> Iterator[str]:
     """Yields the fields that break the rules in the docstring of `spec`, in one sentence."""
-    wrong = [
-        f"{field} must be {rule}, got {_shown(getattr(spec, field))}"
-        for field, (rule, holds) in RULES[type(spec)].items()
-        if not holds(getattr(spec, field))
-    ]
+    from .rules import broken  # with pydantic, which commands that check no spec do not import
+
+    wrong = list(broken(spec, _shown))
     if isinstance(spec, MediaProcessorSpec) and spec.yields == spec.kind:
         wrong.append(f"yields must be another kind than its own, {spec.kind!r}")
     if isinstance(spec, MediaProcessorSpec) and spec.yields is not None and spec.part_text:
@@ -146,7 +143,7 @@ def _spec_faults(spec: Spec) -> Iterator[str]:
     if isinstance(spec, ChatPartSpec) and not wrong and not spec.has_files:
         wrong.append("files must be among its keys and optional keys")
     if wrong:
-        name = spec.name if is_name(spec.name) else "without a name"
+        name = (isinstance(spec.name, str) and spec.name.strip()) or "without a name"
         yield f"{type(spec).__name__} {name}: {'; '.join(wrong)}"
 
 

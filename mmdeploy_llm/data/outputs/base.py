@@ -11,18 +11,21 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.values.closing import Closing
 
 from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex
 
 
 class RecordSink(Protocol):
-    """An output that a run writes to and has locked.
+    """An output that a run writes to and has locked."""
 
-    index: positions of the records. num_again: records of items that had one before.
-    """
+    @property
+    def index(self) -> RecordIndex:
+        """The positions of the records."""
 
-    index: RecordIndex
-    num_again: int
+    @property
+    def num_again(self) -> int:
+        """The number of records of items that had one before."""
 
     def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Adds a record; returns whether it is the first of its item. place: rank of the item in
@@ -41,6 +44,39 @@ class RecordSink(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class AroundWriter(Closing):
+    """Passes everything on to another writer: the base of those that do more; see RecordSink."""
+
+    def __init__(self, writer: RecordSink) -> None:
+        self._writer = writer
+
+    @property
+    def index(self) -> RecordIndex:
+        """The positions of the records."""
+        return self._writer.index
+
+    @property
+    def num_again(self) -> int:
+        """The number of records of items that had one before."""
+        return self._writer.num_again
+
+    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
+        """Adds a record."""
+        return self._writer.write(record, place, item)
+
+    def check(self) -> None:
+        """Raises OutputLostError when somebody else changed the output."""
+        self._writer.check()
+
+    def finish(self, place_of: PlaceOf) -> None:
+        """Completes the output."""
+        self._writer.finish(place_of)
+
+    def close(self) -> None:
+        """Releases the lock."""
+        self._writer.close()
 
 
 class Readable(Protocol):

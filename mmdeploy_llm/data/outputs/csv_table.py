@@ -14,22 +14,15 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mmdeploy_llm.data.records.columns import Columns
 from mmdeploy_llm.data.records.declared import plain_cells, plain_kinds
-from mmdeploy_llm.data.records.files import Folder, check_regular, open_regular
-from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.files import open_regular
 from mmdeploy_llm.data.records.record import FIELDS, Record
 from mmdeploy_llm.data.records.unicode_text import without_surrogates
-from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.errors import ConfigError
 
-from .base import RecordSink
-from .jsonl import JsonlSink
-from .ours import foreign
-from .scan import Entry, Kept, Mode, PlaceOf, exists_already
+from .made import MadeSink
 
 BEFORE = tuple(name for name, own in FIELDS.items() if own.csv == "first")
 AFTER = tuple(name for name, own in FIELDS.items() if own.csv == "last")
@@ -40,80 +33,20 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff2
 HEADER_BYTES = 2**16
 
 
-class CsvSink(JsonlSink):
+class CsvSink(MadeSink):
     """A table, and the file of lines that it is made from; see Sink for the methods."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path.with_name(f"{path.name}.jsonl"))
-        self._table = path
-        self.name = str(path)
+    ending = ".jsonl"
 
-    @property
-    def places(self) -> tuple[Path, ...]:
-        """The table, the file of lines, and those beside it."""
-        return (self._table, self._table.with_name(f"{self._table.name}.partial"), *super().places)
+    def is_ours(self) -> bool:
+        """Returns whether the file is a table that a batch has written, by its first line."""
+        with open_regular(self.made, os.O_RDONLY) as file:
+            first = (file.read(HEADER_BYTES) or b"").removeprefix(codecs.BOM_UTF8)
+        return first.startswith(",".join(FIRST).encode())
 
-    def check(self, mode: Mode) -> None:
-        """Raises ConfigError when the table or the lines cannot be written in this mode."""
-        if check_regular(self._table):
-            if mode == "new":
-                raise ConfigError(exists_already(self._table))
-            if not is_table(self._table):
-                raise ConfigError(foreign(self._table))
-            if mode == "resume" and not self._path.exists():
-                raise ConfigError(
-                    f"{str(self._table)!r} is made from {str(self._path)!r}, which is missing: "
-                    "put it there, or --overwrite starts again"
-                )
-        super().check(mode)
-
-    def exists(self) -> bool:
-        """Returns whether the table and its lines are there."""
-        return self._table.exists() and super().exists()
-
-    def writer(self, mode: Mode, kept: Kept) -> CsvWriter:
-        """Locks the lines and removes what must not stay in them."""
-        return CsvWriter(self._table, super().writer(mode, kept), self.entries)
-
-
-class CsvWriter:
-    """Writes lines, and the table at the end; see RecordSink for the methods."""
-
-    def __init__(
-        self, table: Path, lines: RecordSink, entries: Callable[[], Iterator[Entry]]
-    ) -> None:
-        self._table, self._lines, self._entries = table, lines, entries
-        self.index, self.num_again = lines.index, lines.num_again
-
-    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
-        """Adds a line."""
-        is_first = self._lines.write(record, place, item)
-        self.num_again = self._lines.num_again
-        return is_first
-
-    def check(self) -> None:
-        """Raises OutputLostError when somebody else changed the lines."""
-        self._lines.check()
-
-    def finish(self, place_of: PlaceOf) -> None:
-        """Completes the lines and writes the table from them."""
-        self._lines.finish(place_of)
-        self.index = self._lines.index
-        with Folder.open(self._table.parent) as folder:
-            folder.write(self._table.name, self._lines_of_table())
-
-    def _lines_of_table(self) -> CsvTable:
-        return CsvTable(lambda: (entry.record for entry in self._entries()))
-
-    def close(self) -> None:
-        """Releases the lock."""
-        self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def pieces(self) -> CsvTable:
+        """Returns the lines of the table."""
+        return CsvTable(lambda: (entry.record for entry in self.entries()))
 
 
 class CsvTable:
@@ -160,10 +93,3 @@ def _line(cells: Iterable[str]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerow(cells)
     return text.getvalue().encode()
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file is a table that a batch has written, by its first line."""
-    with open_regular(path, os.O_RDONLY) as file:
-        first = (file.read(HEADER_BYTES) or b"").removeprefix(codecs.BOM_UTF8)
-        return first.startswith(",".join(FIRST).encode())

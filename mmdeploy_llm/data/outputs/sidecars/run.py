@@ -3,8 +3,8 @@ missing when it is resumed."""
 
 from __future__ import annotations
 
-from mmdeploy_llm.data.outputs.base import RecordSink, Sink
-from mmdeploy_llm.data.outputs.scan import PlaceOf, RecordIndex
+from mmdeploy_llm.data.outputs.base import AroundWriter, RecordSink, Sink
+from mmdeploy_llm.data.outputs.scan import RecordIndex
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
@@ -49,35 +49,15 @@ class RunSidecars(Closing):
             self._own.close()
 
 
-class BesideWriter:
+class BesideWriter(AroundWriter):
     """Writes records, and a sidecar after each; see RecordSink for the methods."""
 
     def __init__(self, writer: RecordSink, sidecars: Sidecars) -> None:
-        self._writer, self._sidecars = writer, sidecars
-        self.index, self.num_again = writer.index, writer.num_again
+        super().__init__(writer)
+        self._sidecars = sidecars
 
     def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Adds a record, then writes its sidecar."""
-        is_first = self._writer.write(record, place, item)
-        self.num_again = self._writer.num_again
+        is_first = super().write(record, place, item)
         self._sidecars.take(record)
         return is_first
-
-    def check(self) -> None:
-        """Raises OutputLostError when somebody else changed the output."""
-        self._writer.check()
-
-    def finish(self, place_of: PlaceOf) -> None:
-        """Completes the output."""
-        self._writer.finish(place_of)
-        self.index = self._writer.index
-
-    def close(self) -> None:
-        """Releases the lock."""
-        self._writer.close()
-
-    def __enter__(self) -> BesideWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
