@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mmdeploy_llm.batch.answers.restarts import Restarting
-from mmdeploy_llm.batch.answers.rounds import Answerer, Restartable
 from mmdeploy_llm.batch.answers.validated import Check, Validated
 from mmdeploy_llm.batch.progress.teller import Tell
-from mmdeploy_llm.batch.questions.boxed import Boxed, FindsBoxes
+from mmdeploy_llm.batch.questions.boxed import Boxed
+from mmdeploy_llm.engine.desk.answerer import Answerer, LoadedModel
 from mmdeploy_llm.errors import ConfigError
 
 from .run import RunCounts, Tally
@@ -29,20 +29,22 @@ def answerer_of(
 ) -> Answerer:
     """Wraps the LLM so that prompts are asked again after a death and for invalid answers, and
     boxes are read. Raises ConfigError for one that finds no boxes."""
-    finder = llm if settings.boxes and not isinstance(llm, NoModel) else None
-    if finder is not None and not isinstance(finder, FindsBoxes):
-        raise ConfigError(f"{type(llm).__name__} reads no boxes in answers: leave boxes out")
-    if isinstance(llm, Restartable):
+    own, name = llm, type(llm).__name__
+    loaded = llm if isinstance(llm, LoadedModel) else None
+    if loaded is None and not isinstance(llm, NoModel):
+        if settings.boxes:
+            raise ConfigError(f"{name} reads no boxes in answers: leave boxes out")
         if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts, tell)
-    elif settings.engine_restarts and not isinstance(llm, NoModel):
-        logger.warning(
-            "engine_restarts = %d has no effect: %s does not start its engine again",
-            settings.engine_restarts,
-            type(llm).__name__,
-        )
-    own = Validated(llm, checks, settings.validate_retries, tell) if checks else llm
-    return Boxed(finder, own) if isinstance(finder, FindsBoxes) else own
+            logger.warning(
+                "engine_restarts = %d has no effect: %s does not start its engine again",
+                settings.engine_restarts,
+                name,
+            )
+    if loaded is not None and settings.engine_restarts:
+        own = Restarting(loaded, settings.engine_restarts, tell)
+    if checks:
+        own = Validated(own, checks, settings.validate_retries, tell)
+    return own if loaded is None or not settings.boxes else Boxed(loaded, own)
 
 
 def counts_of(tally: Tally, answerer: Answerer) -> RunCounts:

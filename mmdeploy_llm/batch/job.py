@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.batch.answers.checks import open_checks
-from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.batch.progress.teller import Teller
 from mmdeploy_llm.data.files.duplicates import duplicates_of
 from mmdeploy_llm.data.outputs.base import RecordSink, Sink
@@ -22,6 +21,7 @@ from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.engine.desk.answerer import Answerer
 from mmdeploy_llm.errors import ConfigError
 
 from .answering import NoModel, answerer_of, counts_of

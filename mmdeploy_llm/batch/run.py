@@ -16,7 +16,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.batch.progress.clock import Clock
 from mmdeploy_llm.batch.progress.teller import Tell, silent
 from mmdeploy_llm.batch.questions.boxed import BoxCounts
@@ -29,6 +28,7 @@ from mmdeploy_llm.data.records.making import bad_record
 from mmdeploy_llm.data.records.outcome import counted
 from mmdeploy_llm.data.records.record import Record, key_of
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.engine.desk.answerer import Answerer
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.system.processes import interrupted_later

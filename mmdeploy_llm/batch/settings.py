@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
-from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.batch.answers.rules import TextRules
 from mmdeploy_llm.batch.answers.schemas import AnswerSchema
 from mmdeploy_llm.batch.progress.teller import TellingOptions
@@ -24,6 +23,7 @@ from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.data.rows.rows import MAX_CELL_BYTES, BadItem
+from mmdeploy_llm.engine.desk.answerer import Answerer
 from mmdeploy_llm.engine.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable

@@ -10,10 +10,10 @@ from mmdeploy_llm.cli.options.missing import check_model
 from mmdeploy_llm.media.budgets.photo import telling_the_cost
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.answers.rounds import Answerer
     from mmdeploy_llm.batch.report.previews import FilePreviews
     from mmdeploy_llm.client.aio.async_llm import AsyncLLM
     from mmdeploy_llm.client.llm import LLM
+    from mmdeploy_llm.engine.desk.answerer import Answerer
     from mmdeploy_llm.media.loading.loader import MediaLoader
 
 

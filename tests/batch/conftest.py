@@ -18,17 +18,24 @@ from mmdeploy_llm.values.outputs.request_output import (
 from mmdeploy_llm.values.params import SamplingParams
 
 
-class FakeLLM:
-    """Answers prompts in pairs, the later one first. A prompt with "bad" fails; at one with "stop"
-    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable. It never dies."""
+class Loaded:
+    """What LLM has beyond its answers: an engine that never dies."""
 
-    death = None
+    plugins = runtime = num_kv_blocks = death = None
     num_dead = 0
 
     def revive(self) -> None:
         raise AssertionError("no engine has died")
 
-    restart = revive
+    restart = count_tokens = get_tokenizer = revive
+
+    def find_boxes(self, prompt, text):
+        raise AssertionError("no boxes are asked for")
+
+
+class FakeLLM(Loaded):
+    """Answers prompts in pairs, the later one first. A prompt with "bad" fails; at one with "stop"
+    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable."""
 
     def __init__(self) -> None:
         self.num_taken = 0

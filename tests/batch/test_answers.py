@@ -25,6 +25,7 @@ from mmdeploy_llm.values.outputs.request_output import (
     RequestOutput,
 )
 from mmdeploy_llm.values.params import SamplingParams
+from tests.batch.conftest import Loaded
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 GREEDY = SamplingParams(temperature=0)
@@ -43,7 +44,7 @@ def output(text="", message=None, code=200):
     )
 
 
-class DyingLLM:
+class DyingLLM(Loaded):
     """Computes `width` prompts at once, and dies of those with "poison" in them: what is in flight
     ends with the engine's error."""
 
@@ -59,9 +60,6 @@ class DyingLLM:
         assert self.death is not None
         self.death = None
         self.num_restarts += 1
-
-    def revive(self):
-        raise AssertionError("it is one engine")
 
     def text_of(self, ask):
         return ask.prompt

@@ -11,14 +11,13 @@ from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.outputs.request_output import Completions
+from tests.batch.conftest import Loaded
 
 TWO = {"caption": "Describe.", "tags": "List tags."}
 
 
-class Asked:
+class Asked(Loaded):
     """Answers with the question, in the reverse order; one with "bad" in it fails."""
-
-    death, num_dead = None, 0
 
     def __init__(self, fake):
         self.fake, self.groups, self.prompts = fake, [], []
@@ -28,11 +27,6 @@ class Asked:
 
     def __exit__(self, *_):
         return None
-
-    def restart(self):
-        raise AssertionError
-
-    revive = restart
 
     def answer_each(self, asks):
         from dataclasses import replace

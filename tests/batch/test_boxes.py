@@ -3,6 +3,7 @@
 import csv
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -145,8 +146,12 @@ def test_another_run_without_boxes_is_not_resumed(tmp_path):
 
 def test_what_finds_no_boxes_is_an_error(tmp_path):
     """An LLM that reads none is told before the output is made."""
-    with pytest.raises(ConfigError, match="FakeLLM reads no boxes"):
-        ran(tmp_path, ["a"], llm=FakeLLM())
+
+    class Bare:
+        answer_each = FakeLLM.answer_each
+
+    with pytest.raises(ConfigError, match="Bare reads no boxes"):
+        ran(tmp_path, ["a"], llm=nullcontext(Bare()))
     assert not (tmp_path / "out.jsonl").exists()
     assert isinstance(Boxed(Grounding(), Grounding()).counts.lines(), list)
 

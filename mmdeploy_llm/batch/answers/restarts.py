@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mmdeploy_llm.batch.progress.teller import Tell, silent
+from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.deaths import again, given_up
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, WorkerDiedError
 
-from .rounds import Restartable, Rounds
+from .rounds import Rounds
 
 if TYPE_CHECKING:
     from mmdeploy_llm.engine.desk.ask import Ask
@@ -28,7 +29,7 @@ class Restarting:
     """An Answerer that starts the engine of `llm` again up to `most` times in a row. The count
     begins anew when the item that ends the engine is found. Used by one call."""
 
-    def __init__(self, llm: Restartable, most: int, tell: Tell = silent) -> None:
+    def __init__(self, llm: LoadedModel, most: int, tell: Tell = silent) -> None:
         self._llm, self._most, self._tell = llm, most, tell
         self._num_restarts = self._num_revived = 0
         self._last: EngineError | None = None

@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-from mmdeploy_llm.errors import EngineError
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmdeploy_llm.engine.desk.ask import Ask
-    from mmdeploy_llm.engine.desk.outcome import Answer
-
-
-class Answerer(Protocol):
-    """The method of LLM that a batch needs."""
-
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Yields answers as they finish, see LLM.answer_each."""
-
-
-@runtime_checkable
-class Restartable(Answerer, Protocol):
-    """An Answerer whose engine can die and be started again, such as LLM."""
-
-    @property
-    def death(self) -> EngineError | None:
-        """Why nothing is computed any more; None while something is."""
-
-    @property
-    def num_dead(self) -> int:
-        """Engines that have died while others go on."""
-
-    def revive(self) -> None:
-        """Starts engines in their place. Raises what loading raises."""
-
-    def restart(self) -> None:
-        """Starts an engine in place of the one that died. Raises what loading raises."""
 
 
 class Rounds:

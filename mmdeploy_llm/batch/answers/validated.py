@@ -13,9 +13,10 @@ from mmdeploy_llm.errors import OK, InvalidAnswerError
 from mmdeploy_llm.values.outputs.request_output import Completions
 
 from .checker import TooExpensiveError
-from .rounds import Answerer, Rounds
+from .rounds import Rounds
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.engine.desk.answerer import Answerer
     from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.engine.desk.outcome import Answer
 

@@ -8,9 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.batch.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.batch.settings import BatchJob
 from mmdeploy_llm.batch.sources import Source
@@ -19,9 +17,8 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.making import bad_record
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem, Lines
+from mmdeploy_llm.engine.desk.answerer import Answerer, LoadedModel
 from mmdeploy_llm.engine.desk.ask import Ask
-from mmdeploy_llm.engine.intake.rendered import TokenCount
-from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.system.portable import limits
 
 from . import NUM_ITEMS
@@ -38,21 +35,10 @@ UNKNOWN_SHARE = 0.5  # the same where steps could not be measured
 WARM_UP_TOKENS = 4
 
 
-class Estimated(Answerer, Protocol):
-    """The attributes of LLM that an estimate needs."""
-
-    plugins: Any
-    runtime: Any
-    num_kv_blocks: int
-
-    def count_tokens(self, prompt: Prompt) -> TokenCount:
-        """Counts the tokens of a prompt."""
-
-
 def estimate(
     source: Source,
     selection: Selection,
-    llm: Estimated,
+    llm: LoadedModel,
     *,
     num_items: int = NUM_ITEMS,
     seed: int = 0,
@@ -140,7 +126,7 @@ class _Total:
 
 
 @contextmanager
-def _logged(llm: Estimated) -> Iterator[StepLog]:
+def _logged(llm: LoadedModel) -> Iterator[StepLog]:
     log = StepLog()
     llm.plugins.register(log, f"estimate {id(log):x}")
     try:
@@ -149,7 +135,7 @@ def _logged(llm: Estimated) -> Iterator[StepLog]:
         log.close()
 
 
-def _warm_up(drawn: Drawn, llm: Estimated) -> None:
+def _warm_up(drawn: Drawn, llm: LoadedModel) -> None:
     """Has a short answer computed, so that what is made at first use counts in no step."""
     first = next((item for item in drawn.items if isinstance(item, Item)), None)
     if first is not None and first.wanted is not None:  # generates nothing
@@ -187,7 +173,7 @@ def _answered(
     return [found[line] for line in asked]
 
 
-def _machine(llm: Estimated, records: Sequence[Record]) -> Machine:
+def _machine(llm: LoadedModel, records: Sequence[Record]) -> Machine:
     """Returns what computes. The cache holds so many sequences of the mean length at once."""
     runtime = llm.runtime
     lengths = [record.num_prompt_tokens + record.num_output_tokens for record in records]
@@ -198,7 +184,7 @@ def _machine(llm: Estimated, records: Sequence[Record]) -> Machine:
     )
 
 
-def _without_steps(records: Sequence[Record], spent: float, llm: Estimated) -> StepCosts:
+def _without_steps(records: Sequence[Record], spent: float, llm: LoadedModel) -> StepCosts:
     """Returns costs for engines in other processes, whose steps are not seen: all time goes with
     the tokens that were generated, shared by as many sequences as were computed at once."""
     tokens = sum(record.num_output_tokens for record in records)

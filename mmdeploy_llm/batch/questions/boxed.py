@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from mmdeploy_llm.data.records.boxes import values_of
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import MMDeployLLMError
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.answers.rounds import Answerer
     from mmdeploy_llm.data.records.record import Record
+    from mmdeploy_llm.engine.desk.answerer import Answerer, LoadedModel
     from mmdeploy_llm.engine.desk.ask import Ask
     from mmdeploy_llm.media.boxes.reading import FoundBoxes
 
 MAX_BOXES = 1000  # of one answer that a record has
 MAX_SHOWN = 200  # characters of an error
-
-
-@runtime_checkable
-class FindsBoxes(Protocol):
-    """Finds boxes in answers, as LLM does."""
-
-    def find_boxes(self, prompt: Any, text: str) -> FoundBoxes:
-        """Returns the boxes in an answer to a prompt. Raises RequestError."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +62,7 @@ class Boxed:
     """An Answerer that reads the boxes in the first sample of each answer that has not failed. Used
     by one call. llm: has the rule of the model."""
 
-    def __init__(self, llm: FindsBoxes, inner: Answerer) -> None:
+    def __init__(self, llm: LoadedModel, inner: Answerer) -> None:
         self._llm, self.inner = llm, inner
         self.counts = BoxCounts()
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
+from mmdeploy_llm.engine.desk.answerer import LoadedModel
+from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules
 from mmdeploy_llm.media import SoundDecoder, read_beneath
-from mmdeploy_llm.values.outputs.request_output import RequestOutput
+from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
 from .joining import Line, joined
@@ -121,16 +124,6 @@ class Transcript:
         return f"{self.path}: {'; '.join((', '.join(parts), *self.notes))}"
 
 
-class Engine(Protocol):
-    """The part of LLM that is used."""
-
-    def generate_iter(self, prompts: Iterable[Any], params: Any) -> Iterator[RequestOutput]:
-        """See LLM."""
-
-    def get_tokenizer(self) -> Any:
-        """See LLM."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _File:
     """A file in work. windows: of its samples; heard: what each said, by index. again, doubtful:
@@ -155,7 +148,7 @@ class Transcriber:
     """
 
     def __init__(
-        self, llm: Engine, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
+        self, llm: LoadedModel, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
     ) -> None:
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
         self._prompt = rule.prompt(wish.language, wish.task, wish.before)
@@ -166,8 +159,7 @@ class Transcriber:
                 "at once, and less than half of it is allowed"
             )
         self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, overlap))
-        self._asked: dict[int, tuple[_File, int, Any]] = {}  # by id of the prompt, which is held
-        self._again = list[tuple[_File, int, Any]]()  # those of the next temperature
+        self._again = list[Ask]()  # those of the next temperature
         self._ready = deque[_File]()
 
     def run(self, paths: Iterable[Path]) -> Iterator[Transcript]:
@@ -176,32 +168,33 @@ class Transcriber:
         decoder, left = SoundDecoder(), iter(paths)
         try:
             for path in left:
-                yield from self._answers(self._prompts(chain((path,), left), decoder))
+                yield from self._answers(self._asks(chain((path,), left), decoder))
         finally:
             decoder.close()
 
-    def _answers(self, prompts: Iterator[Any]) -> Iterator[Transcript]:
+    def _answers(self, asks: Iterator[Ask]) -> Iterator[Transcript]:
         """Asks, and asks again where answers are poor."""
         for temperature in TEMPERATURES:
-            params = SamplingParams(temperature=temperature, seed=SEED)
-            for output in self._llm.generate_iter(prompts, params):
-                self._take(output, is_last=temperature == TEMPERATURES[-1])
-                yield from self._finished()
+            with closing(self._llm.answer_each(asks)) as answers:
+                for answer in answers:
+                    self._take(answer, is_last=temperature == TEMPERATURES[-1])
+                    yield from self._finished()
             yield from self._finished()
             if not self._again:
                 return
-            prompts = self._prompts_again()
+            asks = self._asks_again(temperature)
 
-    def _prompts_again(self) -> Iterator[Any]:
-        """Yields the prompts whose answers were poor."""
+    def _asks_again(self, before: float) -> Iterator[Ask]:
+        """Yields the asks whose answers were poor, at the temperature after `before`."""
         again, self._again = self._again, []
-        for file, index, prompt in again:
+        params = _params(TEMPERATURES[TEMPERATURES.index(before) + 1])
+        for ask in again:
+            file, index = ask.item
             file.again.add(index)
-            self._asked[id(prompt)] = file, index, prompt
-            yield prompt
+            yield replace(ask, params=params)
 
-    def _prompts(self, paths: Iterable[Path], decoder: SoundDecoder) -> Iterator[Any]:
-        """Yields a prompt for each window in which there is anything to hear, of files until many
+    def _asks(self, paths: Iterable[Path], decoder: SoundDecoder) -> Iterator[Ask]:
+        """Yields an ask for each window in which there is anything to hear, of files until many
         answers are poor."""
         for path in paths:
             file = _File(path=path, windows=[], rate=self._rule.rate)
@@ -229,21 +222,20 @@ class Transcriber:
             for index, own in asked:
                 # A copy: one that is asked for again would hold the samples of its whole file.
                 sound = {"array": own.copy(), "sampling_rate": self._rule.rate}
-                prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
-                self._asked[id(prompt)] = file, index, prompt
-                yield prompt
+                prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
+                yield Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index))
             if len(self._again) >= MOST_AGAIN:
                 return
 
-    def _take(self, output: RequestOutput, *, is_last: bool) -> None:
+    def _take(self, answer: Answer, *, is_last: bool) -> None:
         """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
         taken."""
-        file, index, prompt = self._asked.pop(id(output.item))
+        (file, index), output = answer.ask.item, answer.output
         own = output.outputs
         if output.is_ok and own is not None:
             if is_poor(self._text(own.token_ids), own.finish_reason):
                 if not is_last:
-                    self._again.append((file, index, prompt))
+                    self._again.append(answer.ask)
                     return
                 file.doubtful.append(index)
             file.heard[index] = self._rule.read(own.token_ids)
@@ -290,6 +282,10 @@ class Transcriber:
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self._llm.get_tokenizer().decode(list(ids), skip_special_tokens=True)
         return text.strip()
+
+
+def _params(temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=SEED)
 
 
 def _is_heard(samples: np.ndarray) -> bool:

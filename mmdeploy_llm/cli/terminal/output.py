@@ -8,7 +8,7 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +22,7 @@ from .interrupts import Terminated
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
-    from mmdeploy_llm.client.aio.handle import Handle
+    from mmdeploy_llm.client.aio.async_llm import AsyncLLM
     from mmdeploy_llm.data.records.record import Record
     from mmdeploy_llm.data.vectors.search import Found
     from mmdeploy_llm.messages import Prompt
@@ -45,13 +45,6 @@ class Answer:
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None
     lack: str | None = None
-
-
-class Submitter(Protocol):
-    """The method of AsyncLLM that a chat needs."""
-
-    def submit(self, prompt: Any, sampling_params: SamplingParams) -> Handle:
-        """Starts a request, see AsyncLLM.submit."""
 
 
 def make_console(*, is_stderr: bool = False) -> Console:
@@ -229,7 +222,7 @@ class ChatSession:
 
     def __init__(
         self,
-        llm: Submitter,
+        llm: AsyncLLM,
         params: SamplingParams,
         *,
         out: Console,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.engine.desk.answerer import Answerer
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.deaths import again, given_up
 from mmdeploy_llm.engine.desk.outcome import Answer, refused

@@ -1,5 +1,6 @@
 """The one way to an engine: prompts are handed in from any thread, outputs come back.
 
+answerer.py    Answerer: what answers prompts, as those that use it see it
 ask.py         Ask: a prompt and how to answer it
 ticket.py      Ticket: its outputs until they are read
 desk.py        the queue, the limits and the methods that all desks have

@@ -23,25 +23,19 @@ from mmdeploy_llm.values.outputs.request_output import (
     RequestMetrics,
     RequestOutput,
 )
+from tests.batch.conftest import Loaded
 
 CONFIG = EngineConfig(model="shapes-vl")
 
 
-class Echo:
+class Echo(Loaded):
     """Answers with the question and the pages that it was given."""
-
-    death, num_dead = None, 0
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         pass
-
-    def restart(self):
-        raise AssertionError
-
-    revive = restart
 
     def answer_each(self, asks):
         for ask in asks:

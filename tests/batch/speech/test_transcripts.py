@@ -249,15 +249,16 @@ class Engine:
         self.asked, self.failing, self.poor = [], failing, poor
         self.temperatures = []
 
-    def generate_iter(self, prompts, params):
-        for number, prompt in enumerate(prompts):
-            self.asked.append(prompt)
-            self.temperatures.append(params.temperature)
+    def answer_each(self, asks):
+        for number, ask in enumerate(asks):
+            self.asked.append(ask.prompt)
+            self.temperatures.append(ask.params.temperature)
             is_ok = number not in self.failing
-            is_cut = not number and self.poor is not None and params.temperature <= self.poor
+            is_cut = not number and self.poor is not None and ask.params.temperature <= self.poor
             reason = "length" if is_cut else "stop"
             ids = SimpleNamespace(token_ids=[number], finish_reason=reason) if is_ok else None
-            yield SimpleNamespace(item=prompt, is_ok=is_ok, outputs=ids, error_msg="too hot")
+            output = SimpleNamespace(is_ok=is_ok, outputs=ids, error_msg="too hot")
+            yield SimpleNamespace(ask=ask, output=output)
 
     def get_tokenizer(self):
         return SimpleNamespace(decode=lambda ids, **_: f" {ids[0]} ")
