@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ def _received(reader: _Reader, max_buffer: int) -> Frame:
 
 
 class _Reader:
-    """Reads a socket for at most so many seconds, whoever sends slowly or stops in a frame."""
+    """Reads a socket for at most so many seconds, whoever sends slowly or stops in a frame. left: of
+    these seconds; what is waited counts, and what receiving takes."""
 
     def __init__(self, peer: socket.socket, seconds: float) -> None:
         self._peer, self.left = peer, seconds
@@ -83,7 +85,10 @@ class _Reader:
         """Returns the next `size` bytes."""
         whole, done = memoryview(bytearray(size)), 0
         while done < size:
+            begin, left = time.monotonic(), self.left
             done += self._some(whole[done:])
+            if self.left == left:  # nothing was waited for
+                self.left = max(0.0, left - (time.monotonic() - begin))
         self._has_begun = True
         return whole
 
