@@ -139,6 +139,7 @@ def test_the_command_counts_files(folder, tmp_path):
     assert run(*given[:3], "--limit", "1", "--total")[0].endswith("(1 item)\n")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -83,6 +83,7 @@ def test_what_is_imported_first_is_little(code, words, name):
     assert len([each for each in modules if each.startswith("mmdeploy_llm")]) <= MAX_MODULES[name]
 
 
+@pytest.mark.full
 def test_every_name_of_the_package_loads_nothing_heavy():
     modules = loaded(ALL)
     assert not (HEAVY - {"asyncio"}) & modules  # which AsyncLLM needs

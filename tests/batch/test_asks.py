@@ -87,6 +87,7 @@ def test_a_failed_question_is_named_and_the_others_are_kept(run, pictures):
     assert Record.from_values(record).answers == record["answers"]
 
 
+@pytest.mark.full
 def test_resume_asks_all_questions_of_a_failed_item_again(run, pictures):
     run(pictures, asks=Asks.given({"caption": "Describe.", "tags": "bad"}))
     again = {"asks": Asks.given(TWO), "mode": "resume"}

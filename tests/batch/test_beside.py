@@ -108,6 +108,7 @@ def test_wrong_options_are_told_before_anything_is_loaded(do, pictures):
     assert {*texts(pictures)} == {"notes.txt"}
 
 
+@pytest.mark.full
 def test_a_text_that_is_there_is_part_of_the_question(do, pictures, fake_llm):
     for name, text in (("1.txt", "a {draft}\n"), ("2.txt", " "), ("10.txt", "old")):
         (pictures / name).write_text(text)

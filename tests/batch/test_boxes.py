@@ -176,6 +176,7 @@ def test_wrong_boxes_in_an_output(wrong):
         Record.from_values({**Record(id="a").to_values(), **wrong})
 
 
+@pytest.mark.full
 def test_models_without_a_rule_are_refused_before_loading(tmp_path):
     """The model's family decides; special tokens must be kept in the text."""
     params = SamplingParams()

@@ -85,6 +85,7 @@ def test_images_of_the_same_pixels_are_asked_about_once(run, folder, tmp_path):
     assert records["turned.png"].get("same_as") is None
 
 
+@pytest.mark.full
 def test_a_resumed_run_knows_what_was_answered(run, folder, tmp_path):
     out = tmp_path / "out.jsonl"
     run(str(folder))
@@ -136,6 +137,7 @@ def test_rows_that_ask_something_else_are_not_the_same(
     assert [name for name, record in records.items() if record.get("same_as")] == ["2"]
 
 
+@pytest.mark.full
 def test_parts_keep_whose_answer_it_is(run, folder, tmp_path):
     pytest.importorskip("pyarrow")
     from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs

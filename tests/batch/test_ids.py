@@ -18,6 +18,7 @@ def test_an_id_set_is_a_set(texts):
     assert len(ids) == len(real)
 
 
+@pytest.mark.full
 def test_many_ids_stay_small():
     ids = IdSet()
     for number in range(100_000):

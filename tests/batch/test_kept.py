@@ -34,6 +34,7 @@ def report(page, num=0, given=None):
     write_report(page, records, HEAD, index, lambda media: [], num_shown=num)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("text", ["{}\n", "<!doctype html><p>mine", "\0", "x" * 5000])
 def test_a_report_replaces_reports_only(tmp_path, text):
     page = tmp_path / "page.html"
@@ -125,6 +126,7 @@ def test_bytes_after_the_results_are_moved_to_a_file(out, fake_llm, caplog):
     assert [record.id for record in read_records(out)] == ["a", "b"]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["overwrite", "resume"])
 def test_a_hard_link_of_an_output_keeps_what_it_has(out, fake_llm, mode):
     """Backups are hard links."""

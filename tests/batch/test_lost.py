@@ -135,6 +135,7 @@ def test_a_changed_output_is_noticed_and_continued(do, fake_llm, output, harm):
     assert all(entry.record.text for entry in open_sink(output).entries())
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("harm", ["cut to nothing", "changed inside", "a byte added"])
 def test_what_is_changed_after_the_last_result_is_noticed(do, harm):
     def given():
@@ -155,6 +156,7 @@ def test_results_of_an_earlier_run_that_are_changed_are_noticed(do, output):
         do(output, rows(lambda: harm(path)), "resume")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", ["out.jsonl", *FOLDERS])
 def test_a_working_folder_that_changes_is_no_loss(do, here, output, monkeypatch):
     (here / "other").mkdir()
@@ -216,6 +218,7 @@ def test_a_growing_tar_with_a_damaged_sample_inside_is_kept(do, here):
     assert len(list(open_sink("out.tar").entries())) == NUM
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
 def test_two_growing_parts_become_two_parts(do, output):
     """Two of them arise where one was saved elsewhere and moved back."""

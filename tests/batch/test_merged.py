@@ -48,6 +48,7 @@ def shards(do, rows):
         do(rows, name, selection=Selection(shard=shard, num_shards=3))
 
 
+@pytest.mark.full
 def test_totals_are_those_of_the_whole_run(shards, do, rows):
     do(rows, "whole.jsonl")
     merged, whole = MergedOutputs(NAMES), MergedOutputs(["whole.jsonl"])
@@ -60,6 +61,7 @@ def test_totals_are_those_of_the_whole_run(shards, do, rows):
     assert merged.models == ("a model",)
 
 
+@pytest.mark.full
 def test_of_an_item_in_several_outputs_the_newest_counts(shards, do, rows):
     changed = [{**row, "prompt": "new"} for row in rows[:2]]
     do(changed, "later.jsonl")
@@ -103,6 +105,7 @@ def test_an_output_that_does_not_exist(name):
         MergedOutputs([name])
 
 
+@pytest.mark.full
 def test_the_command(shards, here):
     result = CliRunner().invoke(app, ["report", *NAMES[:2], "-o", "page.html"])
     assert result.exit_code == 0, result.output

@@ -113,6 +113,7 @@ def test_what_is_planted_after_the_check_is_refused_too(out, precious, kind, mon
     assert precious.read_text() == "precious"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_links_in_place_of_partial_files_are_not_followed(out, precious, kind):
     fill(out, record("a"), failed("b"))

@@ -345,6 +345,7 @@ def test_python_and_the_program_refuse_and_go_on(model, jsonl, out, tmp_path):
     assert "nothing left to do" in done.stdout
 
 
+@pytest.mark.full
 def test_a_run_killed_while_it_does_changed_items_again(do, out, in_child):
     """It has written new records and not removed the old ones yet."""
     do(rows(*"abcdef"), "new")

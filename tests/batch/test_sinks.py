@@ -77,7 +77,7 @@ def records(output):
     return sorted(newest(open_sink(output).entries), key=lambda record: record.line)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_the_records_are_those_of_a_jsonl_file(do, rows, output):
     do(rows, "plain.jsonl")
@@ -105,7 +105,7 @@ def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, 
     assert do(again, output, "resume")[1] == []
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("output", ["plain.jsonl", *FOLDERS])
 def test_only_failures_with_these_codes_are_retried(do, rows, output):
     do(rows, output)
@@ -148,7 +148,7 @@ def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
     assert len(records(output)) == 12
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("output", [*FOLDERS, *URLS])
 def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     summary, _ = do(rows, output)
@@ -185,7 +185,7 @@ def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, mon
     assert num_left == 5
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("output", FOLDERS)
 def test_an_output_that_was_moved_knows_its_configuration(do, rows, output, here):
     def described(model, weights):
@@ -198,6 +198,7 @@ def test_an_output_that_was_moved_knows_its_configuration(do, rows, output, here
     assert do(rows, output, "resume", describe_engine=described("other name", "a"))[1]
 
 
+@pytest.mark.full
 def test_pyarrow_pandas_and_datasets_read_a_folder(do, rows, here):
     import pandas
     from pyarrow import dataset
@@ -220,6 +221,7 @@ def test_pyarrow_pandas_and_datasets_read_a_folder(do, rows, here):
     assert len({str(part.physical_schema.remove_metadata()) for part in parts}) == 1
 
 
+@pytest.mark.full
 def test_datasets_reads_a_folder(do, rows, here, monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs datasets")
     do(rows, "out.parquet")

@@ -342,6 +342,7 @@ class TestCaption:
         result = run("--debug", "caption", "pics", "--model", "unserved")
         assert isinstance(result.exception, ModelNotSupportedError)
 
+    @pytest.mark.full
     def test_names_cannot_steer_the_terminal(self, run, made, pictures):
         (pictures / "c\x1b[31m.png").write_bytes(b"")
         result = run("caption", "pics", "--table")
@@ -439,6 +440,7 @@ class TestBatch:
         assert "the run ended before all items of the input were read" in caplog.text
         assert "1 left; the same command with --resume does them" in result.stderr
 
+    @pytest.mark.full
     def test_a_page_that_is_no_report_is_refused_before_the_model_loads(self, run, made, tmp_path):
         (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "one"}) + "\n")
         for page in ("in.jsonl", "/dev/null"):
@@ -450,6 +452,7 @@ class TestBatch:
         assert run("report", "out.jsonl", "-o", "out.jsonl").exit_code == 2
         assert len(lines(tmp_path / "out.jsonl")) == len(lines(tmp_path / "in.jsonl")) == 1
 
+    @pytest.mark.full
     def test_a_report_that_fails_comes_after_the_summary(self, run, made, tmp_path, monkeypatch):
         (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "one"}) + "\n")
 

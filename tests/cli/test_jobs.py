@@ -189,6 +189,7 @@ def test_arguments_cannot_follow_and_wrong_options_are_told(work, planned):
     assert planned == []
 
 
+@pytest.mark.full
 def test_a_file_that_is_no_job_is_not_replaced(work, planned):
     for name in ("question.txt", "photos"):
         done = invoke("caption", work / "photos", "--save-job", work / name)

@@ -71,6 +71,7 @@ def test_random_items_are_the_same_in_each_run_and_told(plan, words, num):
     assert sorted(shards[0] + shards[1]) == sorted(first)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("words", [CAPTION, BATCH])
 def test_random_needs_a_number_and_a_seed_needs_random(words):
     assert "random items need a number" in fails(*words, "--random")
@@ -124,6 +125,7 @@ def test_a_listed_path_that_is_gone_fails_alone_with_its_name():
     assert "1 x 400 MediaError" in done.stdout
 
 
+@pytest.mark.full
 def test_lists_that_are_wrong():
     Path("empty.txt").write_text("\n")
     Path("list.txt").write_text("pics/nowhere.png\n")

@@ -146,6 +146,7 @@ def test_a_tower_that_does_not_divide_stays_whole(tmp_path):
     assert model.visual.blocks[0].attn.num_heads == 3
 
 
+@pytest.mark.full
 def test_a_plugin_may_leave_its_tower_whole(tmp_path):
     plan = {"visual.*": "whole"}
     subject = subject_of(tmp_path, "qwen2_5_vl", {"tp_plan": plan})

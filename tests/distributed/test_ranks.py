@@ -158,6 +158,7 @@ def test_prefix_cache(one, two, with_image):
     assert ids(again) == expected
 
 
+@pytest.mark.full
 def test_embeddings_reach_every_rank(one, two, with_image):
     """Ranks take embeddings among images; a wrong width is refused before any rank sees it."""
     generator = torch.Generator().manual_seed(3)

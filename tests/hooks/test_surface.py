@@ -245,6 +245,7 @@ def test_the_version_follows_the_policy():
     assert wanted == API_VERSION, BUMP.format(wanted=wanted, old=old, why=why)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [

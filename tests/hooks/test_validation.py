@@ -93,6 +93,7 @@ def test_value_whose_repr_raises_or_has_an_address(site):
     assert "<object object> (object)" in errors
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("hook", "specs", "claim"),
     [
@@ -155,6 +156,7 @@ WRONG_HOOKS = {
 }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("source", WRONG_HOOKS)
 def test_a_wrong_hook_names_what_is_right(site, source):
     site.install("odd", f"@hookimpl\n{source}")

@@ -95,6 +95,7 @@ def test_experts(kernels, dtype, quantization):
         assert experts.down_proj.shape == (5, 0, 24)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("quantization", [None, "int8", "int8wo"])
 @pytest.mark.parametrize(("n", "k"), [(64, 10), (70, 16), (20, 7)])

@@ -60,6 +60,7 @@ def test_a_heic_file_is_decoded_in_a_process_of_its_own(decoder, monkeypatch):
     assert decoder.peek(blob, LIMITS).size == (64, 48)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_it_is_upright_exactly_once(orientation):
     """The orientation stands in the container, in EXIF, or in both, as phones write it."""

@@ -71,6 +71,7 @@ def test_lossless_files_are_bit_equal(decoder, codec, container):
     assert np.array_equal(read(decoder, blob), floats(samples))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("codec", "container", "rate"),
     [
@@ -140,6 +141,7 @@ def test_start_and_end(decoder):
             read(decoder, source, options={"start": 0.5})
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -60,6 +60,7 @@ def test_mpeg_program_stream(files):
     assert found == pytest.approx(wanted, abs=1)
 
 
+@pytest.mark.full
 def test_every_frame_is_the_one_of_reading_on(files):
     """Seeking to key frames, with frames that refer to later ones, returns the same pictures."""
     blob = files.video(60, 10, gop=9, bf=3)
@@ -197,6 +198,7 @@ def test_frames_of_different_sizes(files):
         list(opened.read([0, 1]))
 
 
+@pytest.mark.full
 def test_damage_in_the_middle(files):
     """Damaged frames are replaced by a neighbour; the others are right."""
     blob = bytearray(files.video(60, 10, gop=6, bf=0, sc_threshold=0, qp=4))
@@ -256,6 +258,7 @@ def test_a_still_image_is_no_video(files, encode, noise):
             open_video(image, LIMITS)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("limits", "message"),
     [

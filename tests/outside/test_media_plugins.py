@@ -243,6 +243,7 @@ def qwen2_audio(tmp_path_factory):
     return write_family(FAMILIES["qwen2_audio"], tmp_path_factory.mktemp("qwen2_audio"))
 
 
+@pytest.mark.full
 class TestQwen2AudioSounds(MediaProcessorConformance):
     spec = heard.provide_media_processors()[0]
     item_options = ({"start": 0.1}, {"end": 0.2})

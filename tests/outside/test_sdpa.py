@@ -34,6 +34,7 @@ def use(monkeypatch, tmp_path):
     return tokens
 
 
+@pytest.mark.full
 def test_tokens_equal_those_of_plain_torch(use, tiny_folder):
     """Layers with a window, chunks of prompts, decode with others."""
     folder = tiny_folder("mistral", sliding_window=12)
@@ -52,6 +53,7 @@ def test_a_model_that_it_cannot_serve_is_refused(use, tiny_folder):
         use(tiny_folder("gemma2"), attention_backend="sdpa")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

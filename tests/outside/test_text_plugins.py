@@ -59,6 +59,7 @@ class TestPhi3(Family):
     fields = {"sliding_window": 9}  # noqa: RUF012
 
 
+@pytest.mark.full
 class TestCohere2(Family):
     __test__ = True
     spec = spec_of("cohere2")
@@ -66,6 +67,7 @@ class TestCohere2(Family):
     fields = {"logit_scale": 0.5, "sliding_window": 7, "num_hidden_layers": 4}  # noqa: RUF012
 
 
+@pytest.mark.full
 class TestStarcoder2(Family):
     __test__ = True
     spec = spec_of("starcoder2")

@@ -46,6 +46,7 @@ def imported(code):
     return {name for name in found if re.match(r"mmdeploy_llm\b|mmdeploy_llm_", name)}
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("kind", "media"), [*((kind, None) for kind in KINDS), *(("model", kind) for kind in MEDIA)]
 )

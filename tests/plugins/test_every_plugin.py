@@ -44,7 +44,7 @@ def marked(name):
     return pytest.param(name, marks=pytest.mark.full if name in FULL else pytest.mark.long)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_plugins_check_finds_nothing(name):
     verdicts = list(check_plugin(name))

@@ -69,7 +69,7 @@ def test_without_a_reduction_only_resizing_rounds_differently(both, photo, encod
     assert 0 < levels(fast, exact) < 0.05
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("size", "shrunk"),
     [
@@ -87,6 +87,7 @@ def test_the_largest_reduction_that_is_not_below_the_target(size, shrunk, photo,
     assert item.size == item.draft_of == size
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", [(3000, 40), (640, 480), (1999, 1501), (57, 2100), (30, 30)])
 def test_never_smaller_than_the_target(size, make_processor, limits, photo, encode):
     processor = make_processor(options={"fast_decode": True, **SMALL})
@@ -123,6 +124,7 @@ def test_loaded_objects_are_exact_and_unchanged(both, photo, encode):
         assert np.array_equal(np.asarray(source), np.asarray(make()))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr"])
 def test_other_colour_spaces(mode, both, photo, encode):
     exact, fast = both(encode(photo(900, 700).convert(mode), "JPEG"), **SMALL)

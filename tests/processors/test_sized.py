@@ -159,7 +159,7 @@ def test_options_of_an_item_within_a_budget():
     assert limited.count_tokens(header, {"max_tiles": 6}) <= 20
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("size", [(2000, 1000), (1000, 2000), (20, 3000)])
 def test_images_are_shrunk_where_no_option_bounds_them(size):
     processor = Grid(checkpoint(), {})

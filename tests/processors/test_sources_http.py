@@ -327,6 +327,7 @@ def test_one_reading_of_a_url():
     assert parse("https://[2606:4700::1111]/x").authority == "[2606:4700::1111]"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("status", [201, 204, 301, 400, 401, 403, 404, 410, 451])
 def test_other_statuses_are_errors_that_name_them(serve, status, pauses):
     server = serve({"/folder/photo.png": lambda handler: respond(handler, status)})
@@ -339,6 +340,7 @@ def test_other_statuses_are_errors_that_name_them(serve, status, pauses):
     assert (len(server.requests), pauses) == (1, [])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_requests_to_busy_servers_are_made_three_times(serve, status, pauses):
     server = serve({"/x": lambda handler: respond(handler, status)})

@@ -175,6 +175,7 @@ class TestIsolation:
             assert found[0] == found[1]
         processor.close()
 
+    @pytest.mark.full
     def test_a_deadline(self, make, files):
         processor = make(video_fps=10)
         processor.decode(files.video(4, 10), LIMITS)  # starts the process

@@ -139,6 +139,7 @@ def bomb(format, width, height):
     return buffer.getvalue()
 
 
+@pytest.mark.full
 def test_decompression_bombs_cve_2026_40192_cve_2026_54233(real, generate):
     """Images are refused by the size in their header, before a pixel is decoded."""
     bombs = [zeros_png(4000, 4000), bomb("GIF", 4000, 4000), bomb("TIFF", 4000, 4000)]
@@ -149,6 +150,7 @@ def test_decompression_bombs_cve_2026_40192_cve_2026_54233(real, generate):
         assert time.monotonic() - start < 60
 
 
+@pytest.mark.full
 def test_decompression_bomb_in_text_chunks(real, generate):
     """Compressed text in a PNG can be a bomb too."""
     text = zlib.compress(bytes(60_000_000), 9)
@@ -180,7 +182,7 @@ def test_huge_n_cve_2026_34756():
             SamplingParams(n=n)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize(
     "regex", ["(a+)+$", "((a{1,99}){1,99}){1,99}", "a{1,100000000}", "(.*a){200}", "(x+x+)+y{500}"]
 )

@@ -68,6 +68,7 @@ def png(width, height, body=b""):
 # 1 no network by default; allowlist; every redirect and resolved address checked; one URL parser
 
 
+@pytest.mark.full
 def test_01_no_network_by_default(real, generate, chat, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the network was used")
@@ -231,6 +232,7 @@ def answer(blob):
 """
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("function", "kind"),
     [("hang", MediaTimeoutError), ("devour", MediaLimitError), ("crash", MediaError)],

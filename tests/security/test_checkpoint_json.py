@@ -294,6 +294,7 @@ def test_values_out_of_range(model, name, key, value, allowed):
     assert time.monotonic() - start < MAX_SECONDS
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("chosen", [0, -1, 5])
 @pytest.mark.parametrize(
     "names", [("num_experts", "num_experts_per_tok"), ("n_routed_experts", "moe_k")]
@@ -313,6 +314,7 @@ def test_a_value_inside_a_config(model):
         open_model(model)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("token_id", [-1, 10**6, [10**6]])
 def test_an_end_token_outside_the_vocabulary(model, token_id):
     change(model, "generation_config.json", eos_token_id=token_id)
@@ -374,6 +376,7 @@ NAMES = (*FILES, "processor_config.json", "tokenizer.json", "chat_template.jinja
 NAMES += ("special_tokens_map.json", "vocab.txt", "tokenizer.model", "model.safetensors")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("make", [fifo, endless, listening], ids=lambda make: make.__name__)
 def test_only_regular_files_are_opened(model, name, make):

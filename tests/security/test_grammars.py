@@ -211,6 +211,7 @@ def error_of(backend, params):
     return None
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "name",
     with_tiers(

@@ -79,6 +79,7 @@ WAYS_OUT = (
 )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("path", WAYS_OUT)
 def test_no_path_leads_out_of_an_open_root(way, root, path):
     """What is opened after a check that a swapped link has made worthless."""
@@ -88,6 +89,7 @@ def test_no_path_leads_out_of_an_open_root(way, root, path):
     assert caught.value.errno in (errno.EXDEV, errno.ELOOP)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("path", WAYS_OUT)
 def test_the_caller_is_told_that_it_is_outside(way, root, path):
     named = root / path.format(outside=root.parent / "outside")

@@ -241,6 +241,7 @@ CONVERSATION = [
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"b": [1.5, None], "a": {}}}}]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("index", range(len(TREE) + len(COMMON)))
 def test_what_published_templates_use_is_rendered(index, renderer):
     """The process gives the text, or the error, that the sandbox gives in this process."""

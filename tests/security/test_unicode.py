@@ -54,6 +54,7 @@ CHATS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CHATS)
 def test_a_chat(llm, name, caplog):
     messages, options = CHATS[name]
@@ -96,6 +97,7 @@ def test_a_prompt(llm, name, caplog):
     assert not caplog.records
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("form", NAMES)
 @pytest.mark.parametrize("kind", ["image", "video"])
 @pytest.mark.parametrize("lone", [LONE, "\udcff"])

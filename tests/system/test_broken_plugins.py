@@ -217,6 +217,7 @@ def texts(outputs):
     return [list(output.outputs.token_ids) for output in outputs if output.is_ok]
 
 
+@pytest.mark.full
 def test_plugins_that_do_not_load(answers, install, make_llm, tiny_folder, caplog):
     """With all of them at once the host starts, says what is wrong with each, and generates as
     before."""
@@ -260,7 +261,7 @@ def test_observers_and_fetchers(install, make_llm, tiny_folder, image_prompt, tm
     assert len(observed) == 3  # each hook once
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("fault", PARSER_FAULTS)
 def test_a_parser(answers, install, make_llm, tiny_folder, fault):
     """The request it fails on keeps its unparsed text; all others are parsed."""
@@ -360,7 +361,7 @@ def test_a_model_with_wrong_logits(install, make_llm, tiny_folder, fault):
         )
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["raise SystemExit('no licence')", "return {}[config]"])
 def test_a_model_that_cannot_be_built(install, make_llm, tiny_folder, fault):
     """The error names it, and no other model replaces it silently; other architectures run, and so

@@ -73,7 +73,7 @@ def tokens(outputs):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 def test_exact_tokens_in_the_order_of_the_prompts(door, reference_of, make_picture, image_text):
     reference = reference_of("qwen2_5_vl")
     pictures = [make_picture(seed, 70 + 20 * seed, 90) for seed in range(2)]
@@ -106,6 +106,7 @@ def test_one_bad_prompt_harms_no_other(door, reference_of, image_text):
     assert tokens(outputs[:1]) == tokens(outputs[-1:]) == [good]
 
 
+@pytest.mark.one_is_quick
 def test_a_seed_gives_the_same_text_in_any_batch(door):
     params = SamplingParams(seed=7, temperature=1.0, max_tokens=12, ignore_eos=True)
     (alone,) = door.ask([TEXTS[0]], params)
@@ -173,6 +174,7 @@ class Broken:
         raise RuntimeError("no")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("door_kind", [Lists, Threads])
 def test_an_observer_that_raises_harms_nobody(door_kind, tiny_folder, reference_of):
     with door_kind.kind(str(tiny_folder("mistral")), **OPTIONS) as llm:
@@ -181,6 +183,7 @@ def test_an_observer_that_raises_harms_nobody(door_kind, tiny_folder, reference_
     assert tokens(outputs) == [reference_of("mistral").generate(text) for text in TEXTS]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("door_kind", [Lists, Threads])
 def test_after_close_every_call_raises(door_kind, tiny_folder):
     llm = door_kind.kind(str(tiny_folder("mistral")), **OPTIONS)

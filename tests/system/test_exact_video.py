@@ -80,6 +80,7 @@ def test_ids_that_are_written_out(video_reference, make_llm, found, wanted):
         assert (list(output.prompt_token_ids), list(output.outputs.token_ids)) == (ids, want)
 
 
+@pytest.mark.full
 def test_pixels(video_reference, make_llm, found):
     """Patch rows equal those of transformers' image processor on the same frames, bit for bit."""
     llm, _ = make_llm(video_reference.folder)
@@ -92,11 +93,13 @@ def test_pixels(video_reference, make_llm, found):
         assert [list(item.grid_thw) for item in got] == want["video_grid_thw"].tolist()
 
 
+@pytest.mark.full
 def test_alone(video_reference, make_llm, found, wanted):
     llm, _ = make_llm(video_reference.folder)
     assert [tokens(run(llm, [case]))[0] for case in found] == wanted
 
 
+@pytest.mark.full
 def test_batched(video_reference, make_llm, found, wanted):
     llm, stats = make_llm(video_reference.folder)
     begin_together(llm, len(found))
@@ -104,12 +107,14 @@ def test_batched(video_reference, make_llm, found, wanted):
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
+@pytest.mark.full
 def test_in_chunks_smaller_than_a_video(video_reference, make_llm, found, wanted):
     llm, stats = make_llm(video_reference.folder, max_num_batched_tokens=7, max_num_seqs=3)
     assert tokens(run(llm, found)) == wanted
     assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
 
 
+@pytest.mark.full
 def test_with_a_prefix_cache_hit(video_reference, make_llm, found, wanted):
     llm, _ = make_llm(video_reference.folder, block_size=4)
     cold, warm = run(llm, found), run(llm, found)

@@ -66,6 +66,7 @@ def test_objects_or_what_went_wrong(llm):
         llm.extract(prompts, None)
 
 
+@pytest.mark.full
 def test_a_batch_has_the_fields_as_answers(llm, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()

@@ -152,7 +152,7 @@ def check_batch(llm, bad, good, code, message):
     assert [tokens(output) for output in llm.generate(good, GREEDY, use_tqdm=False)] == want
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("name", BAD_IMAGES)
 def test_bad_images(llm, image_prompt, make_picture, name):
     make, code, message = BAD_IMAGES[name]
@@ -168,6 +168,7 @@ def test_odd_but_good_images(llm, image_prompt, make_picture, name):
     assert tokens(output)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.full] * (name != "truncated")) for name in BAD_VIDEOS],
@@ -402,6 +403,7 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
     assert ended
 
 
+@pytest.mark.full
 def test_a_placeholder_feature_mismatch(llm, image_prompt, make_picture, monkeypatch):
     """A processor counts one token too many, so the encoder's output does not fit."""
     processor = llm._desk.intake.media._processors["image"]

@@ -59,7 +59,7 @@ def test_a_closed_model_is_freed(case, tiny_folder, no_garbage):
     assert "closed" in repr(llm)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "florence2", "gemma3"])
 def test_a_closed_model_of_images_is_freed(family, tiny_folder, no_garbage):
     with LLM(str(tiny_folder(family)), **SETTINGS) as llm:
@@ -182,6 +182,7 @@ def test_what_is_told_after_close(tiny_folder):
         llm.generate("one", GREEDY, use_tqdm=False)
 
 
+@pytest.mark.full
 def test_memory_of_models_one_after_another_does_not_grow(tiny_folder, no_garbage):
     alive = []
     for _ in range(3):

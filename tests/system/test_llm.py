@@ -516,6 +516,7 @@ def test_the_models_own_reasoning_parser(tiny_folder):
         assert output.outputs.reasoning_content == reasoning
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("thinks", [True, False])
 def test_auto_is_no_parser_where_the_template_never_thinks(tiny_folder, thinks):
     """Qwen3's instruct models share their architecture with those that think. Their text is

@@ -105,6 +105,7 @@ def test_the_package_serves_the_model_as_before(
         assert llm.plugins.owner(images) == name
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["acme", "internvl"])
 def test_the_ways_that_the_line_names(install, caplog, name):
     install(name, INTERNVL)
@@ -145,6 +146,7 @@ def test_two_packages_conflict_as_before(install):
     assert chosen.owner(chosen.model_for([PHI[1]])) == "two"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("use", "message"),
     [

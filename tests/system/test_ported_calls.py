@@ -339,6 +339,7 @@ class TestProcessorOptions:
             sizes.append(output.num_input_image_tokens)
         assert sizes[0] > sizes[1] == sizes[2]
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("kwargs", "message"),
         [

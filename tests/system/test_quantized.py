@@ -70,6 +70,7 @@ def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
         assert experts.gate_up_proj.numel() == 0
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "options",
     [
@@ -90,7 +91,7 @@ def test_options_that_need_kernels_raise_without_them(folder, options, monkeypat
             LLM(model=str(folder), native_kernels=False, **options)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 def test_without_a_compiler_the_same_tokens_and_one_warning(folder, monkeypatch, caplog):
     def tokens(**options):
         with LLM(model=str(folder), dtype="float32", **options) as llm:

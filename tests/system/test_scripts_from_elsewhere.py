@@ -83,6 +83,7 @@ def test_keywords_of_other_calls_are_told(llm):
         assert hint in str(refused.value), given
 
 
+@pytest.mark.full
 def test_keywords_that_ask_for_nothing_are_accepted(llm):
     chat = [{"role": "user", "content": [{"type": "input_text", "text": "A red"}]}]
     nothing = {"stream": False, "lora_request": None, "priority": None, "images": []}
@@ -147,6 +148,7 @@ def test_structured_outputs_are_guided_decoding():
         SamplingParams(structured_outputs=constraint, guided_decoding=constraint)
 
 
+@pytest.mark.full
 def test_an_async_engine_is_made_of_engine_args():
     async def answer():
         config = EngineConfig(model="shapes-vl", quiet=True, use_warmup=False)

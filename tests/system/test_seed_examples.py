@@ -205,6 +205,7 @@ def mp4(load_file):
     return load_file("media/video_files.py").video(20, 10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kinds",
     [

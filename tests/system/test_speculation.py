@@ -154,6 +154,7 @@ def test_thinking_budgets_with_drafts(tiny_folder):
     assert stats.num_accepted_drafts > 5
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 def test_a_stream_that_is_left_with_drafts(tiny_folder):
     """A request that is cancelled after drafts were tried leaves its blocks to the others, and

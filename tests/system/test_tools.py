@@ -182,6 +182,7 @@ def test_the_template_may_open_or_close_the_thinking(open_llm, family):
     assert (closed.reasoning_content, closed.text) == ("", "so it is")
 
 
+@pytest.mark.full
 def test_a_batch(open_llm, tmp_path):
     """A line may contain tools; its record has the calls, and a report shows them."""
     guided = {"guided_decoding": {"choice": [CALL]}, "max_tokens": 400, "reasoning_max_tokens": 1}

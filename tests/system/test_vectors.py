@@ -139,6 +139,7 @@ def test_an_instruction_stands_before_the_prompt(llm):
     assert one[0].prompt_token_ids == two[0].prompt_token_ids
 
 
+@pytest.mark.full
 def test_labels_are_as_likely_as_transformers_says(llm, states):
     for by_length in (False, True):
         outputs = llm.classify(PROMPTS, LABELS, use_tqdm=False, normalize_length=by_length)

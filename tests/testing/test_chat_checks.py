@@ -73,6 +73,7 @@ def test_an_item_that_is_not_read(subject_for, monkeypatch):
         a_chat_equals_the_reference(subject_for())
 
 
+@pytest.mark.full
 def test_a_prompt_of_other_tokens(subject_for):
     """By a reference of the author's own."""
     asked = []
@@ -101,6 +102,7 @@ def test_half_a_sound(subject_for, monkeypatch):
         a_chat_equals_the_reference(subject)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("family", "fields", "reason"),
     [

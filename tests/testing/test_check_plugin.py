@@ -134,7 +134,7 @@ def test_verdicts_of_a_broken_plugin(install):
     assert found["model acme (Qwen2ForCausalLM)", "builds_on_meta"][0] == "fail"
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("source", "failing", "message"),
     [

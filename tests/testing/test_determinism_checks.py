@@ -83,7 +83,7 @@ def test_models_that_keep_the_promise(subject_of, family):
     no_bit_depends_on_the_batch(subject_of(FACTORIES[family], family))
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "family", "cause"),
     [

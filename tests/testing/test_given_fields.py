@@ -43,6 +43,7 @@ def verdicts(tmp_path):
     return check
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("given", [GIVEN, SET_UP], ids=["a mapping", "a context manager"])
 def test_nothing_is_skipped_for_want_of_samples(verdicts, given):
     found = verdicts(given)

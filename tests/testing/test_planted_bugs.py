@@ -109,6 +109,7 @@ def test_a_planted_bug_of_a_fetcher_is_found(monkeypatch, name):
     print(f"{name}: {check}: {message}")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", LOGITS)
 def test_a_planted_bug_of_a_logits_processor_is_found(monkeypatch, name):
     cls, plant, check = LOGITS[name]

@@ -100,6 +100,7 @@ def test_a_planted_bug_of_a_tool_parser_is_found(monkeypatch, name):
     print(f"{name}: {check}: {message}")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_pass_without_a_bug(name):
     subject = tools.ToolParserSubject(spec=TOOL_PARSERS[name], examples=EXAMPLES[name])

@@ -199,6 +199,7 @@ PLANTS = {  # name -> (changes of the function, of the spec, check that finds it
 }
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_found(name, monkeypatch):
     changes, fields, check = PLANTS[name]
@@ -228,6 +229,7 @@ def test_plugins_check_runs_them():
     assert [each.check for each in verdicts if each.outcome == "skip"] == ["equals_the_reference"]
 
 
+@pytest.mark.full
 def test_plugins_check_of_the_built_in_formats_says_what_to_add():
     verdicts = [each for each in check_plugin("Quantized") if each.subject]
     assert {each.subject for each in verdicts} == {

@@ -99,6 +99,7 @@ def test_a_name_may_say_more_than_first_bytes(tmp_path, name, head, suffix):
     assert stored_as(head, tmp_path / name) == suffix
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_every_row_is_found(row):
     """No earlier row hides what another begins with."""

@@ -49,6 +49,7 @@ def read(folder):
     return tensors_seen(folder / "model.safetensors", config)
 
 
+@pytest.mark.one_is_quick
 def test_values_equal_those_of_the_owner(folder):
     written_by = json.loads((folder / "owner.json").read_text())
     dtype, found = getattr(torch, written_by["dtype"]), read(folder)

@@ -283,6 +283,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"quantization_config\.group_size of config"):
             read({"a.qweight": WORDS}, quant_method=method, bits=4, group_size=size)
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("size", [0, -5, 2**40, "32"])
     def test_a_group_size_of_compressed_tensors(self, read, size):
         weights = {"num_bits": 4, "strategy": "group", "group_size": size}
@@ -312,6 +313,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"quantization_config\.bits of config\.json"):
             read({"a.qweight": WORDS}, quant_method="gptq", bits="many")
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("pattern", ["(a+)+$", "(.*.*)*x", ".*.*.*.*x", "(", "x" * 501])
     def test_a_pattern_that_is_made_to_hurt(self, read, pattern):
         tensors = {f"{LAYER}.weight_scale": torch.ones(1), f"{LAYER}.weight": WORDS}

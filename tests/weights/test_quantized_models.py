@@ -252,6 +252,7 @@ def test_experts(reference_tokens, tiny_folder, tmp_path, method, caplog):
     assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
 
 
+@pytest.mark.full
 def test_activations_are_rounded_on_request(tiny_folder, tmp_path):
     """The weights stay as they are stored; log-probabilities show that x was rounded."""
     plain = tiny_folder("qwen2", **SIZES)
@@ -285,7 +286,7 @@ def test_floats_of_8_bits_that_are_no_numbers(tiny_folder, tmp_path):
         LLM(str(folder))
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("quantization", ["int4wo", "int8wo"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_head_and_embeddings_in_8_bits(

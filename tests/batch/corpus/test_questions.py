@@ -55,6 +55,7 @@ def asked(item):
     return content(item)[-1]["text"]
 
 
+@pytest.mark.full
 def test_the_only_column_with_images_is_asked_about(source):
     found = source([{"photo": PNG, "title": "a", "vector": b"\0\1\2"}] * 2)
     assert found.about == "images: column 'photo' (found in the first rows)"
@@ -96,12 +97,14 @@ def test_texts_are_media_by_the_name_of_their_column(name, kind):
     assert [own.kind for own in detect([{name: "a.x", "title": "b"}])] == [kind]
 
 
+@pytest.mark.full
 def test_a_name_in_the_corpus_never_names_a_file_here(source):
     (item,) = source([{"image": {"bytes": PNG, "path": "/etc/passwd"}}])
     assert content(item)[0]["image"] == PNG
     assert not item.media[0].is_file
 
 
+@pytest.mark.full
 def test_paths_are_relative_to_the_file(source, tmp_path):
     (item,) = source([{"image": "sub/a.png"}])
     assert content(item)[0]["image"] == f"{tmp_path}/sub/a.png"
@@ -117,6 +120,7 @@ def test_several_columns_with_media_are_listed(source):
     assert [part["type"] for part in content(item)] == ["image", "video", "text"]
 
 
+@pytest.mark.full
 def test_a_list_of_images_is_one_prompt(source):
     (item,) = source([{"pages": [{"bytes": PNG, "path": None}, {"bytes": PNG, "path": None}]}])
     assert [part["type"] for part in content(item)] == ["image", "image", "text"]
@@ -124,6 +128,7 @@ def test_a_list_of_images_is_one_prompt(source):
 
 
 class TestQuestions:
+    @pytest.mark.full
     def test_columns_fill_the_prompt(self, source):
         rows = [{"image": PNG, "title": "a {b}", "number": 3}]
         (item,) = source(rows, question="Is {title} {number}? {{x}}")
@@ -135,6 +140,7 @@ class TestQuestions:
         assert asked(*source([{"image": PNG, "prompt": "Why?"}])) == "Why?"
         assert asked(*source([{"clip": MP4}])) == "Describe the video."
 
+    @pytest.mark.full
     def test_texts_alone_are_asked_about(self, source):
         (item,) = source([{"text": "abc"}], question="Shorten: {text}")
         assert content(item) == [{"type": "text", "text": "Shorten: abc"}]
@@ -180,7 +186,7 @@ class TestQuestions:
 
 
 class TestErrors:
-    @pytest.mark.one_is_quick
+    @pytest.mark.full
     @pytest.mark.parametrize(
         ("options", "words"),
         [
@@ -196,6 +202,7 @@ class TestErrors:
         with pytest.raises(ConfigError, match=words):
             source([{"image": PNG, "title": "a"}], **options)
 
+    @pytest.mark.full
     def test_a_table_without_media_and_prompts_is_an_error(self, source):
         with pytest.raises(ConfigError, match="no column has media or prompts: 'text'"):
             source([{"text": "a"}])
@@ -207,6 +214,7 @@ class TestErrors:
                 tmp_path, SamplingParams(), Selection(), columns=ColumnOptions(carried=("a",))
             )
 
+    @pytest.mark.full
     def test_an_empty_cell_harms_no_other(self, source):
         rows = [{"image": None, "t": "a"}, {"image": PNG, "t": "b"}, {"image": PNG, "t": None}]
         bad, good, other = source(rows, question="{t}")
@@ -214,6 +222,7 @@ class TestErrors:
         assert asked(good) == "b"
         assert "the column 't' is empty" in other.message
 
+    @pytest.mark.full
     def test_a_row_with_messages_and_media_is_an_error(self, source):
         messages = json.dumps([{"role": "user", "content": "x"}])
         (bad,) = source([{"image": PNG, "messages": messages}])
@@ -222,20 +231,24 @@ class TestErrors:
 
 
 class TestColumns:
+    @pytest.mark.full
     def test_records_repeat_columns(self, source):
         rows = [{"image": PNG, "n": float("nan"), "tags": ["a"], "id": "x", "none": None}]
         (item,) = source(rows, carried=("n", "tags", "id", "none"))
         assert item.columns == {"n": None, "tags": ["a"], "id": "x", "none": None}
         assert item.id == "x"
 
+    @pytest.mark.full
     def test_lines_with_prompts_may_have_columns(self, source):
         (item,) = source([{"prompt": "a", "url": "u"}], carried=("url",))
         assert (item.prompt, item.columns) == ({"prompt": "a"}, {"url": "u"})
 
+    @pytest.mark.full
     def test_bytes_cannot_be_repeated(self, source):
         (bad,) = source([{"image": PNG}], carried=("image",))
         assert "holds bytes" in bad.message
 
+    @pytest.mark.full
     def test_ids_come_from_a_column(self, source):
         rows = [{"image": PNG, "key": "a"}, {"image": PNG, "key": None}]
         item, bad = source(rows, id="key")
@@ -356,6 +369,7 @@ def test_columns_of_kinds_of_plugins_are_found(kinds_of, values, kind):
     assert [column.kind for column in found] == ([kind] if kind else [])
 
 
+@pytest.mark.full
 def test_a_sound_that_datasets_has_decoded_keeps_its_rate(source):
     array = {"path": "a.wav", "array": [0.0, 0.5], "sampling_rate": 8000}
     options = ColumnOptions.given({"audio_column": "it", "media_column": {"audio": ["more"]}})

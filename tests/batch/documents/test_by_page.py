@@ -148,6 +148,7 @@ def test_a_page_has_a_sidecar_of_its_own(do, folder):
     ]
 
 
+@pytest.mark.full
 def test_records_of_whole_documents_are_replaced_by_pages(do):
     found, _, _ = do()
     assert "a.pdf" in found

@@ -294,6 +294,7 @@ def test_what_cannot_be_written_is_an_error_before_anything_is_loaded(tmp_path):
         TellingOptions(seconds=0)
 
 
+@pytest.mark.full
 def test_the_log_is_apart_from_input_and_output(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
     out = tmp_path / "out.jsonl"

@@ -223,6 +223,7 @@ def asked(server, path, method="GET", host=None):
     return answer.status, data
 
 
+@pytest.mark.full
 def test_the_live_report_serves_its_own_files_and_nothing_else(live):
     assert live.url.startswith("http://127.0.0.1:")
     assert asked(live, "/") == (200, b"<p>the page")
@@ -265,6 +266,7 @@ def test_a_report_that_cannot_begin_leaves_no_server_and_no_claim(tmp_path):
         pass
 
 
+@pytest.mark.full
 def test_the_live_report_answers_get_to_its_own_name_only(live):
     for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
         assert asked(live, "/", method)[0] in (405, 501), method

@@ -279,6 +279,7 @@ def test_a_large_report_is_a_page_and_a_folder(large, tmp_path):
     assert target.stat().st_size < 400_000
 
 
+@pytest.mark.full
 def test_pictures_of_an_earlier_report_are_used_again_and_old_ones_go(large, tmp_path):
     target = tmp_path / "page.html"
     folder = tmp_path / "page_files"
@@ -358,6 +359,7 @@ def test_previews_are_of_files_that_can_be_read():
     assert loaders["video"].makers == [("video", None)]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("code", [400, 404, 408, 413, 415])
 def test_media_of_refused_items_are_not_opened(page, tmp_path, code):
     def make(media):
@@ -374,6 +376,7 @@ def test_media_of_items_that_failed_later_are_shown(page, tmp_path, code):
     assert len(Page(page(failed(str(tmp_path / "a.png"), code))).all("img")) == 1
 
 
+@pytest.mark.full
 def test_pictures_made_under_other_limits_are_not_used_again(large, tmp_path):
     target, made = tmp_path / "page.html", []
     index = RecordIndex()

@@ -155,7 +155,7 @@ def scaled_copy(plain, output):
     return found
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen3_moe"])
 def test_a_scaled_model_is_the_same_model(tmp_path, family):
     """transformers' own model computes the same with all folds taken, in float32."""

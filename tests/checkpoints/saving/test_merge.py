@@ -212,6 +212,7 @@ def test_a_run_that_was_cut_off_is_continued(tmp_path, dense, monkeypatch):
     assert all(torch.equal(found[key], expected[key]) for key in found)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [

@@ -99,6 +99,7 @@ def test_continued_after_a_shard(tmp_path, monkeypatch, num_shards):
     same(whole, output)
 
 
+@pytest.mark.full
 def test_another_run_is_not_mixed_in(tmp_path, monkeypatch, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     whole, output = tmp_path / "whole", tmp_path / "out"

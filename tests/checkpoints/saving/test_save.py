@@ -107,6 +107,7 @@ def test_refusals(tmp_path):
     assert not (tmp_path / "new.partial").exists()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 def test_int8_is_refused(tmp_path):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)

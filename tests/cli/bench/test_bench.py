@@ -158,6 +158,7 @@ def shown(result):
     return console.export_text()
 
 
+@pytest.mark.full
 def test_a_request_that_fails_is_an_error(monkeypatch):
     monkeypatch.setattr("mmdeploy_llm.cli.bench.works.ALONE_TOKENS", 400)
     args = ["bench", "text", "--requests", "1", "--engine", "max_model_len=256"]
@@ -277,6 +278,7 @@ def test_sparse_layers_cost_what_a_token_uses_and_media_what_the_encoder_gets():
         assert block == 2 * 4 * 2 * 32 * 2 * 64
 
 
+@pytest.mark.full
 def test_a_profiler_leaves_the_llm_as_it_was():
     with LLM("shapes-vl", num_threads=1, kv_cache_memory=2**24) as llm:
         params = SamplingParams(temperature=0, max_tokens=4)
@@ -313,7 +315,7 @@ def test_a_clock_takes_exclusive_times(monkeypatch):
     }
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_the_machine_is_measured(precision):
     kernels = native.load() if precision == "int4" else None  # torch has no such product

@@ -76,6 +76,7 @@ def test_names_that_are_taken_are_others(tmp_path):
     assert list(merged.records()) == rows
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "values",
     [

@@ -106,6 +106,7 @@ def read_between(read, write_tar, tmp_path):
     return rows
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("way", WAYS)
 def test_a_header_without_sense_is_an_error_of_its_shard(read_between, way):
     *_, bad = read_between(WAYS[way])

@@ -32,6 +32,7 @@ def items(path, **options):
     return list(open_source(path, SamplingParams(), Selection(**options)))
 
 
+@pytest.mark.full
 def test_columns_are_keys_and_nulls_are_not_given(file, tmp_path):
     found = items(
         file(
@@ -46,6 +47,7 @@ def test_columns_are_keys_and_nulls_are_not_given(file, tmp_path):
     assert found[1].prompt["multimodal_data"] == {"image": [f"{tmp_path}/p.jpg"]}
 
 
+@pytest.mark.full
 def test_nested_values_may_be_json_texts(file):
     messages = '[{"role": "user", "content": "hi"}]'
     others = {"mm_processor_kwargs": '{"max_pixels": 9000}', "tools": '[{"type": "function"}]'}
@@ -65,6 +67,7 @@ def test_rows_come_group_by_group_and_can_be_chosen(file):
     assert len(items(path)) == 200
 
 
+@pytest.mark.full
 def test_a_damaged_group_harms_no_other(file):
     path = file([{"prompt": f"p{number}"} for number in range(90)], row_group_size=30)
     column = parquet.ParquetFile(path).metadata.row_group(1).column(0)

@@ -252,6 +252,7 @@ class TestDatasets:
         assert is_hub("hf://datasets/owner/name@main")
         assert not is_hub("hf://datasets/owner/name/data/{0..3}.tar")
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         "files",
         [

@@ -132,7 +132,7 @@ def test_a_delta_of_reasoning_only(generation: Any) -> None:
     assert pairs == [("why", ""), ("", ""), ("", "so")]
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("parser", [None, Ernie45VLParser, Ernie45VLThinkingParser, Qwen3Parser])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -201,6 +201,7 @@ def test_a_stop_sequence_ends_the_request(
         assert "##" not in output.outputs.text or reason == "length"
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("skips", [True, False])
 def test_real_tokenizers(tokenizer: Any, generation: Any, stream: bool, skips: bool) -> None:

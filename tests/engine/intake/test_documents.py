@@ -126,6 +126,7 @@ def test_without_a_template_a_page_is_the_first_marker(papers):
     assert request.prompt == "<|image@placeholder|>" * 2
 
 
+@pytest.mark.full
 def test_media_take_the_places_of_the_text(papers):
     prompt = paper(f"{IMAGE}{PAGES}{IMAGE}", b"3 4", image=[b"7", b"8"])
     assert [count for _, count in spans(papers(), prompt)] == [7, 3, 4, 8]
@@ -255,6 +256,7 @@ def test_pages_are_made_one_at_a_time(papers, splitter, processor):
     assert [made for _, made in processed] == list(range(1, 1001))
 
 
+@pytest.mark.full
 def test_the_same_document_is_made_once(papers, splitter):
     intake = papers()
     (one,) = intake.accept(paper(PAGES, b"3 4"), PARAMS)
@@ -291,6 +293,7 @@ def test_a_splitter_may_want_the_path(papers, splitter, tmp_path):
         intake.accept(paper(PAGES, str(root / "none")), PARAMS)
 
 
+@pytest.mark.full
 def test_a_document_of_documents(make_intake, splitter):
     class Binder(MediaSplitter):
         kind = "binder"

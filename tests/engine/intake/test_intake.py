@@ -226,6 +226,7 @@ def test_chat_renders_media_in_order(intake, tokenizer):
     assert {tuple(one.prompt_token_ids) for one in same} == {tuple(request.prompt_token_ids)}
 
 
+@pytest.mark.full
 def test_typed_placeholders_never_count(intake, tokenizer):
     typed = "I type <|image_pad|> and <|image@placeholder|>!"
     for content in (typed, [{"type": "text", "text": typed}]):
@@ -281,6 +282,7 @@ def test_chat_template_kwargs(intake, make_intake, caplog):
         make_intake(chat_template=None).accept({"messages": messages}, PARAMS)
 
 
+@pytest.mark.full
 def test_own_template_of_a_call(intake, tmp_path):
     messages = [{"role": "user", "content": "hello"}]
     own = "{{ messages[0].content }}!"
@@ -431,6 +433,7 @@ def test_without_a_start_marker_no_prompt_closes_the_reasoning(make_intake, toke
 # Counting, threads
 
 
+@pytest.mark.full
 def test_count_tokens_processes_nothing(intake, processor):
     prompt = {"prompt": f"a {IMAGE}{IMAGE}", "multimodal_data": {"image": [b"30", b"400"]}}
     count = intake.count_tokens(prompt)

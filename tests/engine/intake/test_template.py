@@ -235,6 +235,7 @@ def test_huge_templates_are_refused(say):
         say(" " * (2**20 + 1))
 
 
+@pytest.mark.full
 def test_threads_render_the_same_template_with_their_own_time(raw_tokenizer, renderer):
     """One thread's limit neither ends nor extends another thread's rendering."""
     template = "{% for i in range(n) %}{{ i }}{% endfor %}"

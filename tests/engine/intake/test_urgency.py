@@ -75,7 +75,7 @@ def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor, clock)
     assert processor.calls == []
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["decode", "process"])
 def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, monkeypatch):
     monkeypatch.setattr(processor, method, lambda *args: awake.wait(120))
@@ -85,6 +85,7 @@ def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, 
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.full
 def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
     def fetch(ref, limits):
         assert 0 < limits.fetch_timeout <= 0.5
@@ -153,6 +154,7 @@ class TestSharedItems:
         thread.join()
         assert len(errors) == 1
 
+    @pytest.mark.full
     def test_the_one_that_waits_ends_at_its_own_deadline(self, cache, awake):
         thread, errors = self.begin(cache, lambda: awake.wait(120))
         with pytest.raises(RequestTimeoutError, match=LATE + "another request was preparing"):

@@ -218,7 +218,7 @@ def test_many_requests_do_not_draft(kit):
         loop.run()
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("row_cost", "rate", "low", "high"),
     [

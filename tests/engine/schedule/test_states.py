@@ -32,6 +32,7 @@ def captions(kit, count):
     ]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("states", [{}, WITH_STATES])
 def test_captions_reuse_the_system_prompt(kit, states):
     """99 of 100 do, as on a model without states."""

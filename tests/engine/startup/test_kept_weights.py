@@ -46,6 +46,7 @@ def answer(tmp_path, caplog):
     return run
 
 
+@pytest.mark.full
 def test_the_second_start_maps_them(answer, tiny_folder, tmp_path):
     first, is_mapped = answer(tiny_folder("qwen2"), quantization="int8")
     assert not is_mapped
@@ -176,7 +177,7 @@ def test_processes_that_start_one_model_at_once_are_both_right(tiny_folder, tmp_
     assert {path.suffix for path in tmp_path.iterdir()} == {".parsed", ".weights"}
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{"weight_cache": False}, {"load_format": "dummy"}])
 def test_it_can_be_off(tiny_folder, tmp_path, monkeypatch, options):
     monkeypatch.setattr(cache.WeightCache, "keep", lambda *_: pytest.fail("it is on"))

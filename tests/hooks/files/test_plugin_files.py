@@ -53,6 +53,7 @@ def built(manager, name):
     return manager.build(manager.reasoning_parser(name))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["json.py", "my plugin.py", "mülleimer.py", "qwen.py", "a.b.py"])
 def test_a_file_of_any_name(write, name):
     """It hides no module and no installed plugin."""
@@ -83,6 +84,7 @@ def test_a_file_that_has_changed_is_loaded_anew(write):
     assert load_file(path) is load_file(path)
 
 
+@pytest.mark.full
 def test_a_file_comes_before_what_is_installed(write, caplog):
     path = write("my.py", parser("qwen3"))
     with caplog.at_level(logging.WARNING):

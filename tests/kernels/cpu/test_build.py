@@ -186,6 +186,7 @@ def test_a_library_of_the_wheel_is_used_for_the_same_sources_only(tmp_path, monk
     assert find_prebuilt(level, tmp_path) is None
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("symbols", "is_portable"),
     [

@@ -210,6 +210,7 @@ def test_zeros(kernels):
     assert torch.equal(found, torch.zeros(2, 3))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("kind", "rounds"), KINDS)
 @pytest.mark.parametrize("k", [64, 1090])
 def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, rounds, k):

@@ -97,6 +97,7 @@ def test_silu_of_the_largest_values(kernels):
     torch.testing.assert_close(found, F.silu(gate), atol=1e-30, rtol=1e-6, equal_nan=True)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (5, 64), (2, 80), (16, 128)])
@@ -348,6 +349,7 @@ def test_int4_shows_what_is_not_finite(kernels, value):
         assert is_finite.sum(-1).tolist() == [128, 64]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
@@ -392,6 +394,7 @@ def test_integers_of_int8_are_exact(kernels, rows):
         assert torch.equal(found.long(), x @ weight.T)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
@@ -456,6 +459,7 @@ def a_product(kernels, kind, n, k):
     return lambda x: kernels.linear_float(x, packed, n, None)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("k", [64, 1090])
 def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, k):

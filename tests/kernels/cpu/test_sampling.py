@@ -126,6 +126,7 @@ def test_masses_are_those_of_the_exponential():
     assert masses(torch.tensor([0.0, -torch.inf, torch.nan])).tolist() == [2**42, 0, 0]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [1, *SIZES])
 def test_first_argmax(kernels, dtype, vocab_size):

@@ -95,6 +95,7 @@ def quick_compiler(monkeypatch):
     return made
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_compiled_again(tmp_path, quick_compiler, damage, caplog):
     path = build(Level.PORTABLE, tmp_path)

@@ -98,6 +98,7 @@ def a_layer(dtype, *, key_dim, value_dim, key_heads=2, value_heads=4):
     return layer, lambda: new_tensors(config.state, dtype)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(8, 16), (16, 48), (128, 128)])
 def test_gated_delta(kernels, dtype, key_dim, value_dim):
@@ -294,6 +295,7 @@ def test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels, dtype):
     assert torch.equal(cut_states[1][rows[0]], whole_states[1][3])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "state_size"), [(48, 17), (64, 128)])
 @pytest.mark.parametrize("num_others", [0, 4])

@@ -77,6 +77,7 @@ def test_products(kernels, make, triton_device, case, has_zeros):
     torch.testing.assert_close(packed.dequantized(torch.float32), plain, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_all_8_bit_floats(kernels, triton_device, dtype):
     """Each of the 256 codes is exactly its value, NaN included, in products and dequantised."""
@@ -134,6 +135,7 @@ def test_codes_in_another_order(kernels, make, triton_device):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 def test_no_bit_depends_on_the_company(kernels, make, triton_device):
     """Among few rows, each is added in one order. The interpreter multiplies tiles with NumPy,
     whose order may depend on a row's place in its tile, so that rows keep their places there."""

@@ -155,6 +155,7 @@ def test_more_edits_than_the_capacity(make, triton_device):
     assert expected[2] == 7
 
 
+@pytest.mark.full
 def test_launched_before_the_previous_one_is_finished(make, triton_device):
     """Three launches in a row, whose logits are overwritten before they are finished."""
     requests = [

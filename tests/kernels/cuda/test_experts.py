@@ -24,6 +24,7 @@ def routed(num_tokens, num_experts, top_k, size, device, dtype):
     return x.to(device, dtype), weights.to(device, dtype), ids.to(device)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "top_k", "size", "inner"),
     [
@@ -82,6 +83,7 @@ def test_no_tokens(kernels, triton_device):
     assert experts(*(x[:0] for x in given)).shape == (0, 16)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "options",
     [

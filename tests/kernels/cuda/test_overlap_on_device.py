@@ -35,7 +35,7 @@ def small(triton_device):
     return Small
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 1])
 def test_outputs_equal_those_without_overlap(ahead, make, small, seed):
     given = list(ahead.requests(seed, 7))

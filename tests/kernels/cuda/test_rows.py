@@ -27,6 +27,7 @@ def make(triton_device):
     return make
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("shape", SHAPES)
 def test_norm(kernels, dtypes, make, assert_near, shape):
     for dtype in dtypes:
@@ -63,7 +64,7 @@ def test_values_beyond_exp(kernels, make):
     torch.testing.assert_close(kernels.silu_mul(gate, torch.full_like(gate, 2.0)), expected)
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("is_interleaved", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, None), (16, 8), (24, None), (80, 48)])
 @pytest.mark.parametrize("axes", [3, pytest.param(None, marks=pytest.mark.full)])

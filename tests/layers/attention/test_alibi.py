@@ -37,6 +37,7 @@ def test_equals_dense_attention(cases, backend, dtype, own, options):
         case.check(backend, **options, alibi=alibi_of(**own))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("cache_dtype", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_of_few_bits(cases, kernels, cache_dtype, dtype):

@@ -22,6 +22,7 @@ def backend(request):
         pytest.skip(f"no kernels on this machine: {error}")
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
 def test_equals_dense_attention(cases, backend, heads, kv_heads):
     for query_lens, earlier in cases.BATCHES:

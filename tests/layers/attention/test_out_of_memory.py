@@ -247,6 +247,7 @@ def test_passes_grow_again():
     assert len(size.passes([item("a", 0, 64)], can_split)) == 1
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "error",
     [

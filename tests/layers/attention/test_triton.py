@@ -121,6 +121,7 @@ def test_cache_in_8_bits(
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seed", seeds(24, num_quick=2, num_full=9))
 def test_cache_in_4_bits(cases, triton_attention, triton_device, seed):
     """Each head size in each dtype: batches of all kinds, with windows, softcap and sinks, and

@@ -69,6 +69,7 @@ def hidden_of(model):
     return runner.hidden([(runner.add(IDS[0].tolist()), IDS.shape[1])])
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_another_head_of_any_family_equals_transformers(tiny_folder, tmp_path, family, kind):
     reference = without_head(tiny_folder(family), tmp_path / "new", kind)
@@ -181,6 +182,7 @@ def test_a_residual_layer_of_one_size_adds_its_input(tmp_path):
     torch.testing.assert_close(found, x @ weight.T + x)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("weights", "size", "message"),
     [

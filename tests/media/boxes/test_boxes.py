@@ -61,6 +61,7 @@ def test_every_rule_that_a_plugin_names_is_one():
     assert all(isinstance(imported(name), BoxRule) for name in named.values())
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("text", "boxes"),
     [

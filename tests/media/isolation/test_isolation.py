@@ -92,6 +92,7 @@ def test_a_worker_is_used_again(workers):
     assert pid_of(workers) == pid_of(workers)
 
 
+@pytest.mark.full
 def test_a_worker_starts_in_little_time(workers, cold_children):
     """What reads media needs no schemas and no metadata of packages."""
     ((fields, _),) = call(workers, "loaded", names=["torch", "pydantic", "packaging"])

@@ -103,6 +103,7 @@ def test_a_classifier_without_its_pooler_is_refused(tmp_path):
         loaded(tmp_path, rest)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["XLM_ROBERTA", "MPNET"])
 def test_padding_within_a_text_is_no_position(name, tmp_path):
     """A text may contain the padding token, which these models do not count; texts after it in the
@@ -133,6 +134,7 @@ def test_token_types_are_read(tmp_path):
     torch.testing.assert_close(found, reference.last_hidden_state[0], atol=2e-5, rtol=0)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

@@ -39,6 +39,7 @@ def write_modules(folder, pooling):
     (folder / "2_Normalize").mkdir()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("pooling", ["cls_token", "mean_tokens"])
 @pytest.mark.parametrize(
     "name", marked(["BERT", "GTE", "JINA", "MODERNBERT", "MPNET", "NOMIC", "XLM_ROBERTA"])
@@ -54,6 +55,7 @@ def test_vectors(name, pooling, tmp_path):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     marked(["BERT_RERANKER", "GTE_RERANKER", "MODERNBERT_RERANKER", "XLM_ROBERTA_RERANKER"]),

@@ -86,6 +86,7 @@ class TestFile(ChatPartConformance):
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("part", "words"),
     [

@@ -68,6 +68,7 @@ def assert_equal(processor, image, limits, of_all=None, **options):
     return num - 1
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("options", [{}, PAN], ids=["squares", "pan and scan"])
 def test_random_sizes_equal_transformers(options, make, noise, limits):
     rng, processor = random.Random(7), make(options)

@@ -134,6 +134,7 @@ class TestVideos:
             assert made.tensors["pixels"].min() >= 0
             assert made.tensors["pixels"].max() <= 1
 
+    @pytest.mark.full
     def test_options(self, make, limits):
         few = make({"num_frames": 6, "max_soft_tokens": 140})
         assert few.options.target_frames == 6

@@ -43,6 +43,7 @@ def clip(num, height=64, width=96):
     return np.random.default_rng(num).integers(0, 256, (num, height, width, 3), dtype=np.uint8)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("name", "choose"), [("Glm4v", glm_frames), ("Glm46V", glm46v_frames)], ids=PROCESSORS
 )
@@ -96,6 +97,7 @@ def test_sizes_as_transformers(make, rules_of):
     assert processor.target_size(300, 200, 3) == processor.target_size(300, 200, 4)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize(("num", "rate"), [(1, 24), (5, 1.5), (6, 29.97), (7, 0.6)])
 def test_prompts_as_transformers(name, num, rate, make):

@@ -63,6 +63,7 @@ def test_random_sizes_equal_transformers(make, noise, limits):
         assert_equal(processor, theirs, noise(width, height, seed), limits)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (300, 1), (56, 56), (57, 55), (112, 56)])
 def test_tiny_and_extreme_sizes_equal_transformers(size, make, noise, limits):
     assert_equal(make(), reference(), noise(*size), limits)

@@ -54,6 +54,7 @@ def theirs(folder):
     return lambda text, image: processor(text=text, images=image, max_patches=MOST)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", SIZES)
 def test_patches_equal_those_of_transformers(folder, size):
     processor = KosmosImages(read_checkpoint(folder), {})
@@ -104,6 +105,7 @@ class TestAnswers(EncoderAnswers):
         return super().prompt(start + text, pictures, ids)
 
 
+@pytest.mark.full
 def test_a_conversation_where_the_checkpoint_has_no_template(tiny_copy, tmp_path):
     tiny_copy("kosmos2_5", tmp_path)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)

@@ -75,6 +75,7 @@ def assert_equal(processor, image, limits, options, **of_item):
     return num_slices
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["16x", pytest.param("4x", marks=pytest.mark.full)])
 def test_random_sizes_equal_transformers(mode, make, noise, limits):
     rng, options = random.Random(7), {"downsample_mode": mode}
@@ -86,6 +87,7 @@ def test_random_sizes_equal_transformers(mode, make, noise, limits):
     assert {0, 2, 4, 9} <= counts
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "size",
     [

@@ -61,6 +61,7 @@ def theirs(folder):
     )
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_equal_those_of_transformers(folder, size):
     processor = MllamaImages(read_checkpoint(folder), {})

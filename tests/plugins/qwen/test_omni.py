@@ -196,6 +196,7 @@ def test_two_sounds_a_picture_and_a_video(family, noise):
     assert_same(output, reference(family, text, tensors))
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 3.3])
 def test_sounds_equal_transformers(family, seconds):
     given, token = sound(seconds), family.named["audio_token"]

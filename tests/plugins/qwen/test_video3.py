@@ -122,6 +122,7 @@ class TestSizes:
 
 
 class TestPrompt:
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize("num", [1, 2, 5, 6])
     @pytest.mark.parametrize("rate", [1.5, 24, 29.97])
     def test_as_transformers(self, make, num, rate):

@@ -243,6 +243,7 @@ def test_a_prompt_that_closes_the_thinking_is_answered_at_once(writer, name) -> 
     assert not (found.reasoning_content or "").strip()
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("name", ["think-tag", "qwen3", "deepseek-r1", "glm-4.5", "mistral"])
 def test_a_prompt_that_leaves_it_open_is_answered_or_thought_about(writer, name, begun) -> None:

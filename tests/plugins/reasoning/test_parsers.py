@@ -32,6 +32,7 @@ def test_text_without_tags_is_kept(parse, name: str, text: str, prompt: str) -> 
         assert "" in (thought, answer)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ["ernie-45-vl", "deepseek-r1"])
 @given(parts=st.lists(st.sampled_from(TAGS + SCRAPS), max_size=10), prompt=st.sampled_from(PROMPTS))
 def test_only_tags_are_lost(parse, name: str, parts: list[str], prompt: str) -> None:

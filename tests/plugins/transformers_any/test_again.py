@@ -97,7 +97,7 @@ def test_an_answer_of_one_request_is_a_prompt_of_another(made):
     assert list(output.outputs.token_ids) == own[0, len(longer) :].tolist()
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 def test_log_probabilities_of_a_prompt_that_sees_itself_are_an_error(made):
     """They do not exist; of other models they are given."""
     name, folder, _ = made

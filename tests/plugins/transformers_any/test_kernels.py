@@ -73,6 +73,7 @@ def test_a_head_is_replaced():
         assert isinstance(model.model.layers[0].mlp.up_proj, AnyLinear)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_layers_whose_weights_are_read_in_another_branch(is_slow):
     """Bloom reads those of its outputs where a switch of its config is on."""

@@ -292,7 +292,7 @@ def test_a_head_that_returns_float32(make_llm, tmp_path):
     assert len(output.outputs.token_ids) == GREEDY.max_tokens
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("blocked", [(), OTHERS])
 def test_a_plugin_made_for_the_model_comes_first(make_llm, tmp_path, blocked):
     write("llama", tmp_path)

@@ -146,7 +146,7 @@ def test_joined_convolutions_of_different_sizes():
     assert rows == [slice(0, 16), slice(16, 32), slice(32, 64)]
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("is_saved_by_transformers", [True, False])
 def test_convolutions_of_different_widths(tmp_path, is_saved_by_transformers):
     """OLMo Hybrid: files have one convolution for queries, keys and values each. save_pretrained

@@ -261,6 +261,7 @@ def test_answers_equal_those_of_transformers(lively, expected, options):
         assert (wrong.error_code, "one sound" in wrong.error_msg) == (400, True)
 
 
+@pytest.mark.full
 def test_constraints_and_bans_begin_after_the_language(lively):
     """Language and task are tokens of the answer, but belong to the prompt: neither a grammar nor a
     ban nor another processor concerns them."""

@@ -102,6 +102,7 @@ def test_plugins_that_keep_hanging_are_not_called_until_a_call_ends(awake):
     assert run(calls, lambda: 9) == 9
 
 
+@pytest.mark.full
 def test_a_deadline_ends_the_wait_and_is_no_fault_of_the_plugin(awake):
     """Beyond `max_hung` such calls the next one waits for its full time."""
     calls = CallGuard(max_hung=2)

@@ -71,6 +71,7 @@ def test_what_no_config_says_is_found(kind):
     assert found.difference < 1e-4
 
 
+@pytest.mark.full
 def test_what_the_decoder_lacks_is_named():
     found = find("Olmo", clip_qkv=0.01)
     assert dict(found.own) == {"clip_qkv": 0.01}
@@ -108,6 +109,7 @@ class TestSurvey:
         assert "tokens: " in text
         assert "<|image_pad|>" in text
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("kind", "suffix", "said"),
         [
@@ -157,7 +159,7 @@ def test_the_package_begins_with_what_was_found(tmp_path):
     )
 
 
-@pytest.mark.one_is_quick
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["Cohere2", "GPTNeoX"])
 def test_its_code_keeps_the_rules_of_this_repository(kind, tmp_path):
     folder = write_config(tmp_path / "made", kind, num_hidden_layers=4)

@@ -98,6 +98,7 @@ def restored(cache, kernels, memory=None):
     return model if own.restore(model, kernels, memory or kernels.memory) else None
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("is_mapped", [True, False])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_a_restored_model_computes_the_same(cache, kernels, quantization, is_mapped, monkeypatch):

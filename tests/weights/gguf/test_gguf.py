@@ -248,6 +248,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"1 tensors .*\(qwen2\) .*attn_sinks.weight"):
             opened([path])
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("change", "message"),
         [

@@ -330,6 +330,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=message):
             read_checkpoint(place)
 
+    @pytest.mark.one_is_quick
     @pytest.mark.parametrize(
         ("name", "shape", "message"),
         [

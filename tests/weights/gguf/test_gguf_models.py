@@ -242,6 +242,7 @@ def test_weights_are_those_that_transformers_reads(tiny_copy, tmp_path, family, 
         assert torch.equal(tensor.float(), theirs[key]), key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
     [

@@ -67,6 +67,7 @@ def test_yolo(found, tmp_path):
     assert not (tmp_path / "out/labels/photos/d.txt").exists()
 
 
+@pytest.mark.full
 def test_ids_are_the_same_in_any_order_and_stay_in_a_folder(found, tmp_path):
     """Texts of an earlier export keep their meaning."""
     again = written(tmp_path / "again.jsonl", found_at("x.png", "ant", "dog"))

@@ -120,6 +120,7 @@ def test_a_picture_that_is_gone_is_told(captions, photos):
         assert any("No such file" in reason for reason in found.left_out)
 
 
+@pytest.mark.full
 def test_sidecars_of_an_output_that_is_there(captions, photos):
     (photos / "photos/a.txt").write_text("mine\n")
     found = export_records([captions], "photos", "sidecar")

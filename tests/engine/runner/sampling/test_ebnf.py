@@ -58,6 +58,7 @@ def test_grammars_without_recursion_equal_expressions(backend, tokenizer, gramma
     assert found_by(backend, tokenizer, grammar, WORDS) == expected
 
 
+@pytest.mark.one_is_quick
 @needs_llguidance
 @pytest.mark.parametrize(
     ("grammar", "is_in"),

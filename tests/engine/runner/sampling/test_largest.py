@@ -19,6 +19,7 @@ def rows(vocab_size, seed, dtype=torch.float32, num_values=None):
     return torch.randint(num_values, (3, vocab_size), generator=generator).to(dtype)
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("num_values", [None, 1, 3, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_argmax_is_torchs_argmax(num_values, dtype):

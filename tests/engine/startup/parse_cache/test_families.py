@@ -61,6 +61,7 @@ def nested(config):
     return [key for key in describe_config(config)["nested"] if not key.startswith("_")]
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "family",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in families()],

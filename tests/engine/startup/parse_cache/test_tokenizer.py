@@ -79,6 +79,7 @@ def test_it_answers_as_the_tokenizer(tiny_folder, family):
     assert source.is_loaded
 
 
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "ask",
     [
