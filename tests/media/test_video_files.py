@@ -52,6 +52,17 @@ def test_containers(files, name, codec):
     assert found == pytest.approx(wanted, abs=1)
 
 
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_avi_with_frames_that_refer_to_later_ones(files, codec):
+    """AVI has no times of presentation; a frame is found by its place among those shown."""
+    opened = open_video(files.video(40, 10, name="avi", codec=codec, bf=2), LIMITS)
+    line = opened.timeline
+    assert (line.num_frames, line.is_constant) == (40, True)
+    assert line.times == pytest.approx([number / 10 for number in range(40)])
+    assert [files.index_of(frame, 40) for frame in opened.read(range(40))] == list(range(40))
+    assert [files.index_of(frame, 40) for frame in opened.read([5, 6, 31])] == [5, 6, 31]
+
+
 def test_mpeg_program_stream(files):
     """Not all packets of the file have a time."""
     opened = open_video(files.video(40, 25, name="mpeg", codec="mpeg2video"), LIMITS)

@@ -102,8 +102,8 @@ class Track:
     """The result of the first pass.
 
     pts: times of the frames, ascending, in units of time_base. keys: times of the key frames.
-    is_numbered: the container lacks the time of some frame, so frames are identified by their index
-    and pts are 0, 1, 2, ...
+    is_numbered: the container lacks the time of some frame, or gives frames those of others, so they
+    are identified by their index and pts are 0, 1, 2, ...
     """
 
     timeline: Timeline
@@ -200,13 +200,16 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     packets = _packets(container, stream, int(limits.max_duration * MAX_RATE))
     if not packets:
         raise MediaError("the video holds no frame that can be read; it may be truncated")
-    is_numbered = any(pts is None for pts, _ in packets)
-    pts = sorted({pts for pts, _ in packets if pts is not None})
+    pts: Sequence[int] = sorted({pts for pts, _ in packets if pts is not None})
+    has_all = len(pts) == len(packets)
+    is_numbered = any(pts is None for pts, _ in packets) or _in_decoding_order(container, stream)
     keys = sorted({pts for pts, is_key in packets if pts is not None and is_key})
     seconds = float(stream.time_base or Fraction(1, 1000))
-    if is_numbered:
-        pts, keys, seconds = list(range(len(packets))), [], 1 / _rate(stream)
+    if is_numbered and not has_all:
+        pts, seconds = range(len(packets)), 1 / _rate(stream)
     times = [(value - pts[0]) * seconds for value in pts]
+    if is_numbered:
+        pts, keys = range(len(packets)), []
     # The last frame lasts as long as the others.
     last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
     check_duration(times[-1] + last, limits)
@@ -220,6 +223,12 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         is_constant=_is_constant(times),
     )
     return Track(timeline=timeline, pts=pts, keys=keys, is_numbered=is_numbered)
+
+
+def _in_decoding_order(container: InputContainer, stream: VideoStream) -> bool:
+    """Whether the times of frames are those of the packets that came with them, in the order in
+    which they are decoded: AVI has no times of presentation, so FFmpeg counts packets."""
+    return container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
 
 
 def _packets(
