@@ -100,6 +100,39 @@ def test_every_pillow_mode_becomes_rgb():
         assert pixel(image) == colour, mode
 
 
+def tiff(byte_order, photometric, values):
+    """Writes a TIFF of one strip, by the specification. values: a row; photometric: of tag 262."""
+    row, bits = np.ascontiguousarray(values), values.dtype.itemsize * 8
+    sample = 3 if values.dtype.kind == "f" else 1  # tag 339: floats, or integers without a sign
+    entries = {256: len(row), 257: 1, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 1}
+    entries |= {279: row.nbytes, 339: sample}
+    data = row.astype(row.dtype.newbyteorder(byte_order)).tobytes()
+    data += bytes(len(data) % 2)
+    order = {"<": b"II", ">": b"MM"}[byte_order]
+    fields = b"".join(
+        struct.pack(f"{byte_order}HHI", tag, 4, 1) + struct.pack(f"{byte_order}I", value)
+        for tag, value in entries.items()
+    )
+    head = order + struct.pack(f"{byte_order}HI", 42, 8 + len(data))
+    return head + data + struct.pack(f"{byte_order}H", len(entries)) + fields + bytes(4)
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(np.uint8, 255), (np.uint16, 65535), (np.float32, 1.0)], ids=str
+)
+def test_zeros_of_a_tiff_are_white_where_it_says_so(dtype, most, byte_order):
+    """Pillow 12 and 13 turn over values of 8 bits, and leave those of 16 and 32 bits."""
+    values = np.array([0, most], dtype)
+    if (dtype, byte_order) == (np.uint16, ">"):  # Pillow has no reader for that
+        with pytest.raises(UnsupportedMediaError, match="form that Pillow does not read"):
+            decoded(tiff(byte_order, 0, values))
+        return
+    for photometric, left, right in ((0, WHITE, (0, 0, 0)), (1, (0, 0, 0), WHITE)):
+        found = decoded(tiff(byte_order, photometric, values))
+        assert (found.getpixel((0, 0)), found.getpixel((1, 0))) == (left, right), photometric
+
+
 def test_lab_becomes_rgb():
     grey = decoded(Image.merge("LAB", [Image.new("L", (4, 4), v) for v in (128, 128, 128)]))
     red, green, blue = grey.getpixel((0, 0))

@@ -204,6 +204,10 @@ def reading(image: Image.Image) -> Iterator[None]:
         raise _unreadable(image.format or "Pillow", error) from None
 
 
+# What Pillow says of sound TIFF files whose bits, samples or byte order it has no reader for.
+UNKNOWN_TO_PILLOW = frozenset({"unknown pixel mode", "unknown data organization"})
+
+
 def _is_closed(image: Image.Image, error: Exception) -> bool:
     """Whether reading failed because the caller has closed the image or its file. Pillow only
     asserts that there is a file."""
@@ -218,6 +222,11 @@ def _unreadable(name: str, error: Exception) -> MediaError:
         return MediaLimitError(f"the {name} image would be larger than Pillow allows; shrink it")
     if isinstance(error, MemoryError):
         return MediaLimitError(f"there is not enough memory to decode the {name} image; shrink it")
+    if str(error) in UNKNOWN_TO_PILLOW:
+        return UnsupportedMediaError(
+            f"the {name} image has pixels in a form that Pillow does not read ({error}); convert it "
+            "to PNG, or to 8 bits"
+        )
     fault = "truncated" if "truncated" in str(error).lower() else "corrupt"
     return MediaError(f"the {name} image is {fault} ({type(error).__name__} while reading it)")
 

@@ -8,6 +8,7 @@ from PIL import Image, ImageCms
 from mmdeploy_llm.errors import UnsupportedMediaError
 
 WHITE = (255, 255, 255, 255)
+PHOTOMETRIC_INTERPRETATION = 262  # a tag of TIFF
 
 PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
 
@@ -19,15 +20,21 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """
     if image.mode in PREMULTIPLIED:
         image = image.convert(PREMULTIPLIED[image.mode])
-    if image.mode.startswith("I;16"):
-        return _from_16_bit(image)
-    if image.mode in ("I", "F"):
-        return gray_to_rgb(_to_8_bit(np.asarray(image)))
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        gray = _from_16_bit(image) if image.mode[1:] else _to_8_bit(np.asarray(image))
+        return gray_to_rgb(255 - gray if _white_is_zero(image) else gray)
     if image.mode == "LAB":
         return _from_lab(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         return on_white(image.convert("RGBA"))
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _white_is_zero(image: Image.Image) -> bool:
+    """Whether zeros of a TIFF are white, by its tag PhotometricInterpretation (TIFF 6.0, page 37).
+    Pillow turns values of up to 8 bits over by itself, and no others."""
+    tags = getattr(image, "tag_v2", {})
+    return tags.get(PHOTOMETRIC_INTERPRETATION) == 0
 
 
 def on_white(image: Image.Image) -> Image.Image:
@@ -45,13 +52,13 @@ def scale_16_bit(values: np.ndarray) -> np.ndarray:
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
-def _from_16_bit(image: Image.Image) -> Image.Image:
+def _from_16_bit(image: Image.Image) -> np.ndarray:
     values = np.asarray(image).astype(np.uint16)
     gray = scale_16_bit(values)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         gray[values == transparent] = 255
-    return gray_to_rgb(gray)
+    return gray
 
 
 def _to_8_bit(values: np.ndarray) -> np.ndarray:

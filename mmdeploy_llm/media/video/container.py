@@ -102,8 +102,8 @@ class Track:
     """The result of the first pass.
 
     pts: times of the frames, ascending, in units of time_base. keys: times of the key frames.
-    is_numbered: the container lacks the time of some frame, or gives frames those of others, so they
-    are identified by their index and pts are 0, 1, 2, ...
+    is_numbered: the container lacks the time of some frame, or gives frames those of others, so
+    frames are identified by their index and pts are 0, 1, 2, ...
     """
 
     timeline: Timeline
