@@ -224,8 +224,8 @@ def _unreadable(name: str, error: Exception) -> MediaError:
         return MediaLimitError(f"there is not enough memory to decode the {name} image; shrink it")
     if str(error) in UNKNOWN_TO_PILLOW:
         return UnsupportedMediaError(
-            f"the {name} image has pixels in a form that Pillow does not read ({error}); convert it "
-            "to PNG, or to 8 bits"
+            f"the {name} image has pixels in a form that Pillow does not read ({error}); convert "
+            "it to PNG, or to 8 bits"
         )
     fault = "truncated" if "truncated" in str(error).lower() else "corrupt"
     return MediaError(f"the {name} image is {fault} ({type(error).__name__} while reading it)")
