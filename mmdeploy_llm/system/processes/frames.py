@@ -74,8 +74,10 @@ def _received(reader: _Reader, max_buffer: int) -> Frame:
 
 
 class _Reader:
-    """Reads a socket for at most so many seconds, whoever sends slowly or stops in a frame. left: of
-    these seconds; what is waited counts, and what receiving takes."""
+    """Reads a socket for at most so many seconds, whoever sends slowly or stops in a frame.
+
+    left: of these seconds. What is waited counts, and what receiving takes.
+    """
 
     def __init__(self, peer: socket.socket, seconds: float) -> None:
         self._peer, self.left = peer, seconds
