@@ -4,12 +4,14 @@ conversations, of sampling parameters."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.intake.encodings import encoded_rows, is_encoding, listed
 from mmdeploy_llm.engine.intake.prompts import PROMPT_KEYS
+from mmdeploy_llm.values.adapter_ref import AnyAdapter
 from mmdeploy_llm.values.params import SamplingParams
 
 _END = object()
@@ -136,6 +138,23 @@ def asks_of_chats(
         )
         for index, (item, own) in enumerate(zip(items, params, strict=True))
     ]
+
+
+def with_adapters(
+    asks: Sequence[Ask], adapter: AnyAdapter, name_of: Callable[[Any], str]
+) -> Sequence[Ask]:
+    """Returns the asks with an adapter for all of them, or with one for each. name_of: returns the
+    name of an adapter. Raises TypeError, and ValueError where the numbers of both differ."""
+    if adapter is None:
+        return asks
+    is_each = isinstance(adapter, (list, tuple))
+    names = [name_of(own) for own in (adapter if is_each else [adapter])]
+    if is_each and len(names) != len(asks):
+        raise ValueError(
+            f"{len(asks)} prompts and {len(names)} adapters; give one for each, or one for all"
+        )
+    names = names if is_each else names * len(asks)
+    return [replace(ask, adapter=name) for ask, name in zip(asks, names, strict=True)]
 
 
 def chat_options(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.desk import DeskStats
 from mmdeploy_llm.engine.intake.defaults import usual_params
 from mmdeploy_llm.engine.intake.rendered import TokenCount
@@ -19,7 +17,7 @@ from mmdeploy_llm.media.boxes.reading import Box, FoundBoxes
 from mmdeploy_llm.media.loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.system.processes import finalize_here, without_collections
-from mmdeploy_llm.values.adapter_ref import AdapterRef, AnyAdapter, LoRARequest
+from mmdeploy_llm.values.adapter_ref import AdapterRef, LoRARequest
 from mmdeploy_llm.values.closing import closed_on_error
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.forms import table_of, told
@@ -206,22 +204,6 @@ class EngineClient(Belonging):
             kind = type(adapter).__name__
             raise TypeError(f"adapter must be the name of an adapter or a LoRARequest, got {kind}")
         return adapter or ""
-
-    def _with_adapters(self, asks: Sequence[Ask], adapter: AnyAdapter) -> Sequence[Ask]:
-        """Returns the asks with an adapter for all of them, or with one for each."""
-        return asks if adapter is None else self._each_with_its_own(asks, adapter)
-
-    def _each_with_its_own(self, asks: Sequence[Ask], adapter: Any) -> Sequence[Ask]:
-        """Returns the asks with adapters. Raises TypeError, and ValueError where the numbers of
-        both differ."""
-        is_each = isinstance(adapter, (list, tuple))
-        names = [self._adapter(own) for own in (adapter if is_each else [adapter])]
-        if is_each and len(names) != len(asks):
-            raise ValueError(
-                f"{len(asks)} prompts and {len(names)} adapters; give one for each, or one for all"
-            )
-        names = names if is_each else names * len(asks)
-        return [replace(ask, adapter=name) for ask, name in zip(asks, names, strict=True)]
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as

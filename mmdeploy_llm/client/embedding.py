@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.pooling.abilities import Abilities
 from mmdeploy_llm.values.outputs.pooled import (
@@ -87,6 +89,13 @@ def embed_asks(prompts: Iterable[Any], wanted: Wanted) -> Iterator[Ask]:
 def embedding_of(output: RequestOutput) -> EmbeddingOutput:
     """Returns the vector of a prompt as callers see it."""
     return EmbeddingOutput(embedding=_vector(output), **_shared(output))
+
+
+def embeddings_of(answers: Generator[Answer, None, None]) -> Iterator[EmbeddingOutput]:
+    """Yields the vectors of answers, which are closed at the end."""
+    with closing(answers):
+        for answer in answers:
+            yield embedding_of(answer.output)
 
 
 class Scoring:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm import EngineConfig
-from mmdeploy_llm.client.bulk.client import _warn_of_budget
+from mmdeploy_llm.client.bulk.reading import _warn_of_budget
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,7 @@
-"""Gives LLM its methods for whole batches."""
+"""What LLM's methods for whole batches do, as functions.
+
+batches.py     run_batch, embed_batch, estimate_batch
+reading.py     read
+extracting.py  extract
+searching.py   search
+"""

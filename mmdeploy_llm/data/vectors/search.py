@@ -12,6 +12,7 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.text.progress_bars import UseTqdm, open_bar
 
+from . import TOP_K
 from .groups import Groups, grouped
 from .nearest import nearest
 from .opened import Vectors
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-TOP_K = 10
 THRESHOLD = 0.95
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

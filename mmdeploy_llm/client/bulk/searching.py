@@ -1,0 +1,65 @@
+"""Searches files of vectors with queries that a model embeds, for LLM.search."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdeploy_llm.batch.engine import describe_engine
+from mmdeploy_llm.client.arguments import as_prompts
+from mmdeploy_llm.data.vectors.opened import Vectors
+from mmdeploy_llm.data.vectors.origin import origin_of
+from mmdeploy_llm.data.vectors.search import Found, Names, open_vectors, search
+from mmdeploy_llm.engine.desk.answerer import Answerer
+from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.layers.pooling.rules import PoolingRules
+from mmdeploy_llm.messages import Prompts
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.outputs.pooled import PooledOutput
+from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.pooling_request import Wanted
+
+
+def search_vectors(
+    llm: Answerer,
+    config: EngineConfig,
+    rules: PoolingRules,
+    vectors: Names | Vectors,
+    queries: Prompts,
+    top_k: int,
+    *,
+    similarity: str | None,
+    instruction: str | None,
+    column: str | None,
+) -> list[list[Found]]:
+    """Returns the items that are nearest to each query, see LLM.search. config, rules: the options
+    of the model that embeds the queries, and how its folder says that it is used."""
+    opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
+    wanted = Wanted(instruction=instruction or rules.query_prompt)
+    if opened.configurations:  # of others nobody says how they were made
+        origin = origin_of(opened)
+        origin.check(describe_engine(config).values)
+        wanted = origin.query(wanted.instruction)
+    found = _vectors_of(llm, queries, wanted)
+    chosen = similarity or ("dot" if rules.similarity == "dot" else "cosine")
+    return search(opened, found, top_k, similarity=chosen)
+
+
+def _vectors_of(llm: Answerer, queries: Prompts, wanted: Wanted) -> list[NDArray[np.float32]]:
+    """Returns the vectors of queries, in their order. Raises RequestError."""
+    asks = [
+        Ask(prompt=own, params=SamplingParams(), item=number, wanted=wanted)
+        for number, own in enumerate(as_prompts(queries))
+    ]
+    found: dict[int, NDArray[np.float32]] = {}
+    with closing(llm.answer_each(asks)) as answers:
+        for answer in answers:
+            output = answer.output
+            vector = output.vector if isinstance(output, PooledOutput) else None
+            if vector is None:
+                raise RequestError(f"the query cannot be embedded: {output.error_msg}")
+            found[answer.ask.item] = vector
+    return [found[number] for number in range(len(asks))]
