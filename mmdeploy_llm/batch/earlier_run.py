@@ -7,7 +7,6 @@ import os
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from mmdeploy_llm.data.files.walk import real_place
 from mmdeploy_llm.data.outputs.base import Sink
 from mmdeploy_llm.data.outputs.scan import DROPPED
 from mmdeploy_llm.data.records.identity import digest_of, file_state
@@ -19,16 +18,15 @@ if TYPE_CHECKING:
 
 
 class Gone:
-    """Asks about files by their ids. root: what ids are relative to; None: they are paths, and the
-    folder itself of a file must be there."""
+    """Asks about files by their ids. root: what ids are relative to."""
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
         self._known: dict[str, bool] = {}
 
     def check_root(self) -> None:
         """Raises ConfigError when the root is not there, or is empty: then nothing is certain."""
-        if self._root is not None and not _shows_files(self._root):
+        if not _shows_files(self._root):
             raise ConfigError(
                 f"--prune: the folder of the input, {self._root!r}, is missing or empty, as a disk "
                 "is that is not mounted; no record is removed"
@@ -36,7 +34,7 @@ class Gone:
 
     def is_gone(self, own: str) -> bool:
         """Returns whether the file with this id is certainly gone."""
-        path = os.path.normpath(os.path.join(self._root or "", own))
+        path = os.path.normpath(os.path.join(self._root, own))
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -47,7 +45,7 @@ class Gone:
 
     def _is_certain(self, folder: str) -> bool:
         if folder not in self._known:
-            is_beneath = self._root is not None and folder.startswith(os.path.join(self._root, ""))
+            is_beneath = folder.startswith(os.path.join(self._root, ""))
             if is_beneath and not os.path.lexists(folder):
                 self._known[folder] = self._is_certain(os.path.dirname(folder))
             else:
@@ -77,30 +75,13 @@ def settle_ids(source: FileSource, sink: Sink) -> None:
     """Gives the files of a resumed run the ids that they have in its output.
 
     The output's own root counts. Where it does not exist any more and the files are the same, with
-    size and time, the folder was moved, and the new root counts. An output of an earlier version
-    has no root: its ids are paths.
+    size and time, the folder was moved, and the new root counts.
     """
     root = sink.configurations.root
-    if root is None:
-        paths = _old_paths(sink)
-        if paths:
-            source.use_root(None, paths)
-    elif root != source.root and (os.path.isdir(root) or not _is_moved(source, sink)):
+    if root is None or root == source.root:
+        return
+    if os.path.isdir(root) or not _is_moved(source, sink):
         source.use_root(root)
-
-
-def _old_paths(sink: Sink) -> dict[str, str]:
-    """Returns the ids of an output of an earlier version by the real paths of their files; {} for
-    an output whose ids are no paths."""
-    found: dict[str, str] = {}
-    for entry in sink.entries():
-        path = entry.record.path
-        if path is None:
-            continue
-        if entry.record.id != path:
-            return {}
-        found[real_place(path)] = path
-    return found
 
 
 def _is_moved(source: FileSource, sink: Sink) -> bool:

@@ -67,8 +67,7 @@ class FileSource:
     {text_layer}.
 
     names: those that a question may have, see data/files/question_fields.py.
-    root: the folder that ids are relative to; None where they are the paths themselves, as in
-    outputs of an earlier version.
+    root: the folder that ids are relative to.
     """
 
     names: ClassVar[tuple[str, ...]] = OF_FILES
@@ -104,16 +103,13 @@ class FileSource:
         kinds = {file.kind for file in self._files.values()}
         self.unit = "image" if kinds <= {"image"} else "file"
 
-    def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
-        """Counts the ids from another root, before the items are read. known: ids of an earlier
-        version by the real paths of their files, which have no root."""
-        self.root = root
-        ids = None if root is None else Ids(root)
+    def use_root(self, root: str) -> None:
+        """Counts the ids from another root, before the items are read."""
+        self.root, ids = root, Ids(root)
         self._files: dict[str, FoundFile] = {}
         self.ids: dict[str, int] = {}
         for line, file in enumerate(self._found.files, 1):
-            own = (known or {}).get(file.place.real_path, file.path)
-            own = own if ids is None else ids.of(file.place)
+            own = ids.of(file.place)
             self.ids[own] = line
             if self._selection.takes(line) and self._selection.takes_id(own, file.path):
                 self._files[own] = file

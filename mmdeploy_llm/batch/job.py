@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -34,8 +33,6 @@ from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .settings import BatchJob, BatchSettings, OpenLLM
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
-
-logger = logging.getLogger(__name__)
 
 MAX_BAD_AHEAD = 1000  # bad lines that are skipped in search of a good one before the model loads
 
@@ -132,13 +129,6 @@ def open_output(output: str | os.PathLike[str] | Sink, settings: BatchSettings) 
 def _checked(sink: Sink, kept: Kept, settings: BatchSettings) -> Configuration | None:
     """Returns the configuration if results of an earlier run had to be compared with it. Raises
     ConfigError when they are of another one, unless that is allowed."""
-    if kept.num_unchecked:
-        logger.warning(
-            "%d results in %r are of an older version, without digests: it cannot be checked "
-            "whether their input or the configuration has changed",
-            kept.num_unchecked,
-            sink.name,
-        )
     if not kept.configs:
         return None
     configuration = settings.configuration()
@@ -232,7 +222,7 @@ def _is_complete(job: BatchJob) -> bool:
     if not job.is_empty or job.settings.mode != "resume" or not job.sink.exists():
         return False
     state = RunState.read(job.sink.state_file)
-    is_done = state is None or state.ending == "done"  # no state: of an older version
+    is_done = state is not None and state.ending == "done"
     return is_done and not job.kept.drops and not job.sink.is_growing()
 
 

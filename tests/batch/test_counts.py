@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_after_its_last_result_is_done_when_it_is_resumed(
     batch("in.jsonl", "out.jsonl", fake_llm)
     before = (here / "out.jsonl").read_bytes()
     path = here / "out.jsonl.state.json"
-    RunState(ending="running", total=5, shard=1, num_shards=1).write(path)
+    RunState(ending="running", total=5, shard=1, num_shards=1, output="out.jsonl").write(path)
     assert MergedOutputs(["out.jsonl"]).missing() == {"out.jsonl": "2 of 5 items are not done"}
     batch("in.jsonl", "out.jsonl", None, "resume")
     assert MergedOutputs(["out.jsonl"]).missing() == {}

@@ -219,19 +219,6 @@ def test_a_file_of_configurations_that_is_none_is_refused(do, out, text):
         do(rows("a"))
 
 
-def test_an_output_without_digests_is_resumed_with_one_warning(do, out, caplog):
-    with RecordWriter(out, "new") as writer:
-        for number in range(3):
-            writer.write(Record(id=f"item-{number}", line=number + 1, text="old"), number + 1)
-    summary, prompts = do(rows("a", "b", "c", "d"))
-    assert [prompt["prompt"] for prompt in prompts] == ["d"]
-    assert summary.num_records == 4
-    assert [entry.getMessage()[:41] for entry in caplog.records] == [
-        "3 results in " + repr(str(out))[:28]
-    ]
-    assert "cannot be checked" in caplog.text
-
-
 STATES = st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["", "1", "2"]))
 
 

@@ -127,27 +127,6 @@ def test_another_folder_is_no_moved_one(caption, photos, tmp_path):
     assert ids_of(tmp_path / "out.jsonl") == ["../others/1.png", "1.png", "2.png", "sub/3.png"]
 
 
-def test_an_output_of_an_earlier_version_is_resumed(caption, photos, tmp_path):
-    """Its ids are paths as they were given."""
-    caption("photos", mode="new")
-    out = tmp_path / "out.jsonl"
-    records = [json.loads(line) for line in out.read_text().splitlines()]
-    for record in records:
-        record["id"] = record["path"]
-    out.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    config = tmp_path / "out.jsonl.config.json"
-    known = json.loads(config.read_text())
-    for entry in known.values():
-        assert entry.pop("root") == str(photos)
-    config.write_text(json.dumps(known))
-    (photos / "4.png").write_bytes((photos / "1.png").read_bytes())
-    for given in ("photos", photos):
-        summary, num_asked = caption(given)
-        assert summary.num_left == 0
-    assert num_asked == 0
-    assert ids_of(out) == ["photos/1.png", "photos/2.png", "photos/4.png", "photos/sub/3.png"]
-
-
 def test_names_that_are_not_unicode_are_known_again(caption, photos, tmp_path):
     name = os.fsdecode(b"\xff\xfe.png")
     (photos / name).write_bytes((photos / "1.png").read_bytes())

@@ -69,16 +69,12 @@ class PageSource(FileSource):
             return f"no documents, {counted(others, 'other file')}"
         return f"{words}, and {counted(others, 'other file')}" if others else words
 
-    def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
-        """See FileSource. Outputs of an earlier version have no pages. A shard has whole documents,
-        so that it writes whole Markdown of them."""
-        self.root = root
-        ids = None if root is None else Ids(root)
+    def use_root(self, root: str) -> None:
+        """See FileSource. A shard has whole documents, so that it writes whole Markdown of them."""
+        self.root, ids = root, Ids(root)
         self._files: dict[str, FoundFile] = {}
         self.ids: dict[str, int] = {}
-        own_ids = {
-            file.path: file.path if ids is None else ids.of(file.place) for file in self._all
-        }
+        own_ids = {file.path: ids.of(file.place) for file in self._all}
         # Documents by their ids: the place in the list, and the path.
         self._known = {own_ids[file.path]: (at, file.path) for at, file in enumerate(self._all)}
         self._paged: set[str] = set()  # ids of the documents whose pages this run reads

@@ -227,9 +227,3 @@ class Ids:
             prefix = os.path.relpath(place.base, self.root)
             self._prefixes[place.base] = "" if prefix == "." else f"{prefix}/"
         return os.path.normpath(self._prefixes[place.base] + place.relative)
-
-
-def real_place(path: str) -> str:
-    """Returns a path with the links of its folder resolved, not its own."""
-    folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder or "."), name)

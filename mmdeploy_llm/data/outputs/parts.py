@@ -79,7 +79,7 @@ class Parts:
             raise ConfigError(exists_already(self.name))
         self.configurations.check_file()
         state = RunState.read(self.state_file)
-        if isinstance(self.shelf, RemoteShelf) and state and state.output not in ("", self.name):
+        if isinstance(self.shelf, RemoteShelf) and state and state.output != self.name:
             raise ConfigError(
                 f"{str(self.folder)!r} has what is not uploaded yet to {state.output!r}; give this "
                 "output another --journal"

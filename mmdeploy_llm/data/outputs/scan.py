@@ -104,7 +104,6 @@ class Kept:
     state: of the file or the files when they were read; None when there were none.
     end: position at which the last complete record ends.
     configs: digests of the configurations of this input's records.
-    num_unchecked: records of this input without digests.
     """
 
     done: DoneItems = field(default_factory=DoneItems)
@@ -113,7 +112,6 @@ class Kept:
     state: object = None
     end: int = 0
     configs: frozenset[str] = frozenset()
-    num_unchecked: int = 0
 
 
 def check_target(path: Path, mode: Mode) -> None:
@@ -192,7 +190,7 @@ class _Scan:
         self._met, self._done, self._index = IdSet(), DoneItems(), RecordIndex()
         self._drops: list[tuple[int, int]] = []
         self._configs: set[str] = set()
-        self._num_unchecked = self._num_dropped = self._end = 0
+        self._num_dropped = self._end = 0
 
     def read(self, entries: Iterable[Entry]) -> None:
         """Reads all entries."""
@@ -211,7 +209,6 @@ class _Scan:
             state=state,
             end=self._end,
             configs=frozenset(self._configs),
-            num_unchecked=self._num_unchecked,
         )
 
     def _take(self, entry: Entry) -> None:
@@ -230,7 +227,6 @@ class _Scan:
         if place is not None:
             self._index.add(record, place, begin - self._num_dropped)
             self._configs.update(filter(None, (record.config_digest,)))
-            self._num_unchecked += not record.item_digest
 
 
 def newest(entries: Entries) -> Iterator[Record]:

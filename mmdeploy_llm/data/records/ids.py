@@ -75,14 +75,13 @@ class DoneItems:
         return key in self._keys
 
     def add(self, key: str, digest: str) -> None:
-        """Adds a finished item. digest: of its input; "" when its record has none."""
+        """Adds a finished item. digest: of its input; "" of an item that could not be read."""
         self._keys.add(key)
         self._versions.add(f"{key}\0{digest}")
 
     def has(self, key: str, digest: str) -> bool:
-        """Returns whether the item is finished and its input, as far as is known, unchanged."""
-        is_same = f"{key}\0{digest}" in self._versions or f"{key}\0" in self._versions
-        return key in self._keys and is_same
+        """Returns whether the item is finished and its input unchanged."""
+        return f"{key}\0{digest}" in self._versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

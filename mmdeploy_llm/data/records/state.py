@@ -20,14 +20,14 @@ class RunState:
 
     ending: "running" until it ends; also of a run that was killed.
     total: items of this shard, None when unknown.
-    output: its name, by which a journal knows whose it is; "" from an older version.
+    output: its name, by which a journal knows whose it is.
     """
 
     ending: str
     total: int | None
     shard: int
     num_shards: int
-    output: str = ""
+    output: str
 
     def write(self, path: Path) -> None:
         """Writes the file of an output, which only the run that has locked the output does."""

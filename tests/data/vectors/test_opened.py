@@ -167,7 +167,7 @@ def test_an_id_that_is_there_twice_counts_once(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     name = write(tmp_path / "v.parquet", list(random(3, 4)))
-    RunState(ending="running", total=9, shard=2, num_shards=4).write(
+    RunState(ending="running", total=9, shard=2, num_shards=4, output=name).write(
         tmp_path / "v.parquet" / ".state.json"
     )
     notes = Vectors([name]).notes()

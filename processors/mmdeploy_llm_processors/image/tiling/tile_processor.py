@@ -115,7 +115,7 @@ class SquareTileProcessor(TileProcessor, Generic[Options]):
 
     def of_tiles(self, count: int, *, may_raise: bool) -> Options:
         """Returns the options of images of at most so many tiles. See with_budget. Raises
-        ConfigError by default: processors of earlier versions know no budget."""
+        ConfigError by default: a family whose images are one tile has no choice."""
         raise ConfigError(
             f"image_tokens cannot be kept to: {type(self).__name__} (plugin "
             f"{type(self).__module__}) does not implement of_tiles; leave the option out"

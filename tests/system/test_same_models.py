@@ -1,5 +1,5 @@
-"""Packages that served a model before it was built in still do, after an upgrade: they are
-installed as pip would leave them, next to the built-in plugins, and load a tiny checkpoint."""
+"""Packages that serve a model which is built in too come first: they are installed as pip would
+leave them, next to the built-in plugins, and load a tiny checkpoint."""
 
 import logging
 import sys
@@ -11,29 +11,29 @@ from mmdeploy_llm.errors import ConfigError, PluginConflictError
 from mmdeploy_llm.hooks import PluginManager
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
-# As it was written for an earlier version: a name, an architecture, a class, one kind of media.
+# A name, an architecture, a class, one kind of media.
 PACKAGE = """
 import sys
 
 @hookimpl
 def provide_models():
     return [ModelSpec(name={family!r}, architectures=({architecture!r},), media={media!r},
-                      factory=__name__ + ":Older")]
+                      factory=__name__ + ":Theirs")]
 
 @hookimpl
 def provide_media_processors():
     return [MediaProcessorSpec(name="acme-image", kind="image", models=({family!r},),
-                               factory=__name__ + ":older_images")] if {media!r} else []
+                               factory=__name__ + ":their_images")] if {media!r} else []
 
-def Older(config):
+def Theirs(config):
     from {module} import {architecture} as Base
-    made = type("Older", (Base,), {{}})(config)
+    made = type("Theirs", (Base,), {{}})(config)
     made.of_package = sys.modules[__name__]
     return made
 
-def older_images(checkpoint, options):
+def their_images(checkpoint, options):
     from mmdeploy_llm_plugins.internvl.image import InternVLImageProcessor
-    return type("OlderImages", (InternVLImageProcessor,), {{}})(checkpoint, options)
+    return type("TheirImages", (InternVLImageProcessor,), {{}})(checkpoint, options)
 """
 PHI = ("phi3", "Phi3ForCausalLM", "mmdeploy_llm_plugins.phi.text", ())
 GEMMA = ("gemma2", "Gemma2ForCausalLM", "mmdeploy_llm_plugins.gemma.text", ())
@@ -83,9 +83,7 @@ def lines(caplog):
         pytest.param("acme", INTERNVL, "internvl", marks=pytest.mark.full),
     ],
 )
-def test_the_package_serves_the_model_as_before(
-    install, make_llm, tiny_folder, caplog, name, case, folder
-):
+def test_the_package_serves_the_model(install, make_llm, tiny_folder, caplog, name, case, folder):
     """Also where its plugin has the name of the built-in one; one line says so."""
     install(name, case)
     with caplog.at_level(logging.WARNING):
@@ -137,7 +135,7 @@ def test_a_plain_name_means_both_of_the_same_name(install):
     }
 
 
-def test_two_packages_conflict_as_before(install):
+def test_two_packages_conflict(install):
     install("one", PHI, package="one-llm")
     install("two", PHI, package="two-llm")
     with pytest.raises(PluginConflictError, match=r"'one'.*'two'.*--use Phi3ForCausalLM=one"):
