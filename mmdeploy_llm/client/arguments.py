@@ -145,8 +145,12 @@ def with_adapters(
 ) -> Sequence[Ask]:
     """Returns the asks with an adapter for all of them, or with one for each. name_of: returns the
     name of an adapter. Raises TypeError, and ValueError where the numbers of both differ."""
-    if adapter is None:
-        return asks
+    return asks if adapter is None else _each_with_its_own(asks, adapter, name_of)
+
+
+def _each_with_its_own(
+    asks: Sequence[Ask], adapter: Any, name_of: Callable[[Any], str]
+) -> Sequence[Ask]:
     is_each = isinstance(adapter, (list, tuple))
     names = [name_of(own) for own in (adapter if is_each else [adapter])]
     if is_each and len(names) != len(asks):

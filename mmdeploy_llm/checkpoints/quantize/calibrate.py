@@ -30,6 +30,7 @@ from mmdeploy_llm.checkpoints.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.checkpoints.saving.writer import places_of, unstacked
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.engine.desk.answerer import GeneratingModel
 from mmdeploy_llm.engine.startup.machine import load_kernels
 from mmdeploy_llm.engine.startup.media import ChatMedia
 from mmdeploy_llm.kernels import TORCH, Kernels
@@ -41,7 +42,7 @@ from mmdeploy_llm.weights.tensor_file import TensorFile
 
 from .folds import Fold, folds_of, set_norm
 from .loss import Loss, answers_of, compare, load_answers, pass_through, save_answers
-from .samples import AnsweringModel, OpenModel, Samples, answered
+from .samples import OpenModel, Samples, answered
 from .scales import Window, round_window
 from .sites import Site, Watched, use_rounded, watched, windows
 
@@ -145,7 +146,7 @@ def _stop_recording(model: Any) -> None:
 
 
 def _round_windows(
-    llm: AnsweringModel,
+    llm: GeneratingModel,
     kernels: Kernels,
     samples: Samples,
     files: Sequence[TensorFile],
@@ -174,7 +175,7 @@ def _round_windows(
 
 
 def _round_window(
-    llm: AnsweringModel,
+    llm: GeneratingModel,
     samples: Samples,
     sites: Sequence[Site],
     owners: Mapping[str, TensorFile],

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmdeploy_llm.engine.desk.answerer import GeneratingModel
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.values.params import SamplingParams
 
-from .samples import AnsweringModel, Sample
+from .samples import Sample
 
 ROWS = 256  # rows of logits at a time
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -48,7 +49,7 @@ class Answer:
     token_ids: Tensor
 
 
-def pass_through(llm: AnsweringModel, sample: Sample) -> Sequence[int]:
+def pass_through(llm: GeneratingModel, sample: Sample) -> Sequence[int]:
     """Computes all tokens of a sample, and returns them. Raises EngineError when that fails."""
     (output,) = llm.generate([sample.prompt], ONE_TOKEN, use_tqdm=False)
     if not output.is_ok:
@@ -56,7 +57,7 @@ def pass_through(llm: AnsweringModel, sample: Sample) -> Sequence[int]:
     return output.prompt_token_ids
 
 
-def answers_of(llm: AnsweringModel, samples: Sequence[Sample]) -> Sequence[Answer]:
+def answers_of(llm: GeneratingModel, samples: Sequence[Sample]) -> Sequence[Answer]:
     """Returns what the model computes for the answers of the samples."""
     model: Any = llm.model
     found, forward = [], model.forward
@@ -100,7 +101,7 @@ def load_answers(path: Path) -> Sequence[Answer]:
 
 @torch.inference_mode()
 def compare(
-    llm: AnsweringModel, before: Sequence[Answer], after: Sequence[Answer], num_used: int
+    llm: GeneratingModel, before: Sequence[Answer], after: Sequence[Answer], num_used: int
 ) -> Loss:
     """Compares the hidden states of two models with the same output head, the one of `llm`."""
     totals = torch.zeros(4, dtype=torch.float64)

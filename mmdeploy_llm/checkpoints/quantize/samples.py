@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.checkpoints.saving.folders import write_whole
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.engine.desk.answerer import GeneratingModel
 from mmdeploy_llm.engine.startup.media import ChatMedia
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.system.guarding.folder_files import MAX_INDEX_BYTES, read_object
@@ -25,21 +26,8 @@ HELD_OUT = 10  # every tenth item is held out
 PARAMS = SamplingParams(temperature=0, max_tokens=128, skip_special_tokens=False)
 
 
-class AnsweringModel(Protocol):
-    """A loaded model, as far as calibration needs it; LLM is one."""
-
-    @property
-    def model(self) -> Any: ...
-
-    def generate(
-        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True
-    ) -> Sequence[RequestOutput]: ...
-
-    def count_tokens(self, prompt: Any) -> Any: ...
-
-
 # Opens a model with options of an engine, as LLM does.
-OpenModel = Callable[..., AbstractContextManager[AnsweringModel]]
+OpenModel = Callable[..., AbstractContextManager[GeneratingModel]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +59,7 @@ def digests_of(items: Sequence[Item | BadItem]) -> Sequence[str]:
 
 
 def answered(
-    llm: AnsweringModel, items: Sequence[Item | BadItem], folder: Path, media: ChatMedia
+    llm: GeneratingModel, items: Sequence[Item | BadItem], folder: Path, media: ChatMedia
 ) -> Samples:
     """Returns the samples of all items that have an answer. The answers are kept in `folder`, where
     a later run finds them. media: takes those of messages. Raises ConfigError when no item is
@@ -100,7 +88,7 @@ def answered(
     return Samples(used=used or held_out, held_out=held_out, skipped=skipped)
 
 
-def _answers(llm: AnsweringModel, items: Sequence[Item], media: ChatMedia) -> list[dict[str, Any]]:
+def _answers(llm: GeneratingModel, items: Sequence[Item], media: ChatMedia) -> list[dict[str, Any]]:
     outputs = llm.generate([item.prompt for item in items], [item.params for item in items])
     answers = [_answer(output) for output in outputs]
     for index, item in enumerate(items):

@@ -15,7 +15,7 @@ from mmdeploy_llm.data.vectors.search import Found, Names, open_vectors, search
 from mmdeploy_llm.engine.desk.answerer import Answerer
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.layers.pooling.rules import PoolingRules
+from mmdeploy_llm.layers.pooling.rules import EmbeddingRules
 from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.pooled import PooledOutput
@@ -26,7 +26,7 @@ from mmdeploy_llm.values.pooling_request import Wanted
 def search_vectors(
     llm: Answerer,
     config: EngineConfig,
-    rules: PoolingRules,
+    rules: EmbeddingRules,
     vectors: Names | Vectors,
     queries: Prompts,
     top_k: int,

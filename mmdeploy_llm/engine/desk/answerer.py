@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.media.boxes.reading import FoundBoxes
+from mmdeploy_llm.values.outputs.request_output import RequestOutput
 
 from .ask import Ask
 from .outcome import Answer
@@ -51,3 +52,16 @@ class LoadedModel(Answerer, Protocol):
 
     def get_tokenizer(self) -> Any:
         """Returns transformers' tokenizer of the model."""
+
+
+class GeneratingModel(Protocol):
+    """A model whose module computes in this process, as calibration needs it; LLM is one."""
+
+    @property
+    def model(self) -> Any: ...
+
+    def generate(
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True
+    ) -> Sequence[RequestOutput]: ...
+
+    def count_tokens(self, prompt: Any) -> TokenCount: ...
