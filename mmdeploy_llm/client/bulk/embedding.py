@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.data.vectors.opened import Vectors
     from mmdeploy_llm.data.vectors.search import Found
-    from mmdeploy_llm.values.pooling_request import Wanted
+    from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 TOP_K = 10
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -102,11 +102,11 @@ class EmbeddingClient(BulkClient):
         from mmdeploy_llm.data.vectors.opened import Vectors
         from mmdeploy_llm.data.vectors.origin import origin_of
         from mmdeploy_llm.data.vectors.search import open_vectors, search
-        from mmdeploy_llm.values.pooling_request import Wanted
+        from mmdeploy_llm.values.pooling_request import PoolingRequest
 
         opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
         rules = self._desk.abilities.rules
-        wanted = Wanted(instruction=instruction or rules.query_prompt)
+        wanted = PoolingRequest(instruction=instruction or rules.query_prompt)
         if opened.configurations:  # of others nobody says how they were made
             origin = origin_of(opened)
             origin.check(describe_engine(self._config).values)
@@ -115,7 +115,7 @@ class EmbeddingClient(BulkClient):
         chosen = similarity or ("dot" if rules.similarity == "dot" else "cosine")
         return search(opened, found, top_k, similarity=chosen)
 
-    def _vectors_of(self, queries: Prompts, wanted: Wanted) -> list[NDArray[np.float32]]:
+    def _vectors_of(self, queries: Prompts, wanted: PoolingRequest) -> list[NDArray[np.float32]]:
         """Returns the vectors of queries, in their order. Raises RequestError."""
         from mmdeploy_llm.values.outputs.pooled import PooledOutput
 
