@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .values.adapter_ref import AdapterRef
 from .values.deadline import Deadline
 from .values.outputs.request_output import FinishReason
-from .values.pooling_request import Wanted
+from .values.pooling_request import PoolingRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,7 +158,7 @@ class Request:
     # Sequences that are never generated, those of bad_words included.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     index: int = 0  # among the n samples of one prompt
-    wanted: Wanted | None = None  # vectors or a score; None: text
+    wanted: PoolingRequest | None = None  # vectors or a score; None: text
     token_types: tuple[int, ...] | None = None  # of prompt_token_ids; see ForwardInputs
     priority: int = 0  # smaller is served first
     deadline: Deadline | None = None

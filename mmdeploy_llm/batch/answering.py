@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.validated import Check, Validated
-from mmdeploy_llm.batch.progress.teller import Tell
+from mmdeploy_llm.batch.progress.reporter import Tell
 from mmdeploy_llm.batch.questions.boxed import Boxed
 from mmdeploy_llm.engine.desk.answerer import Answerer, LoadedModel
 from mmdeploy_llm.errors import ConfigError

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .file_source import FileSource
 
 
-class Gone:
-    """Asks about files by their ids. root: what ids are relative to."""
+class MissingFiles:
+    """Says which files are missing, by their ids. root: what ids are relative to."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -103,9 +103,9 @@ class Leftovers:
     def __init__(self, source: FileSource, *, is_pruned: bool) -> None:
         """Raises ConfigError when records are to be removed and nothing is certain."""
         self._source, self.is_pruned = source, is_pruned
-        self._gone = Gone(source.root)
+        self._missing = MissingFiles(source.root)
         if is_pruned:
-            self._gone.check_root()
+            self._missing.check_root()
         self.ids: set[str] = set()
 
     def place_of(self, record: Record) -> int | None:
@@ -115,7 +115,7 @@ class Leftovers:
         if fate == "replaced":
             return DROPPED
         is_ours = record.path is None or self._source.file_of(record) is not None
-        is_there = is_ours or not self._gone.is_gone(self._source.file_id(own))
+        is_there = is_ours or not self._missing.is_gone(self._source.file_id(own))
         if is_there and fate == "kept":
             return self._source.place_of(record)
         self.ids.add(own)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.batch.answers.checks import open_checks
-from mmdeploy_llm.batch.progress.teller import Teller
+from mmdeploy_llm.batch.progress.reporter import ProgressReporter
 from mmdeploy_llm.data.files.duplicates import duplicates_of
 from mmdeploy_llm.data.outputs.base import RecordSink, Sink
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
@@ -27,8 +27,8 @@ from .answering import NoModel, answerer_of, counts_of
 from .earlier_run import known_again
 from .file_source import FileSource
 from .in_order import InOrder
-from .overlap import check_apart
-from .picture_folders import check_beside, folder_of, sidecars_of
+from .overlap import check_no_overlap
+from .picture_folders import check_lists_and_sidecars, folder_of, sidecars_of
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .settings import BatchJob, BatchSettings, OpenLLM
 from .sources import Source, open_source
@@ -49,7 +49,7 @@ def plan_batch(
     sink = open_output(output, settings)
     if isinstance(given, (str, os.PathLike)):
         kinds = settings.finding.wanted().table
-        check_apart(os.fspath(given), sink, kinds, settings.telling.log_json)
+        check_no_overlap(os.fspath(given), sink, kinds, settings.progress.log_json)
     sink.check(settings.mode)
     planned = _planned(source_of(given, settings), sink, settings)
     return replace(planned, folder=folder_of(given))
@@ -90,7 +90,7 @@ def plan_source(
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     kept, configuration, leftovers = Kept(), None, None
     is_corpus = not isinstance(source, FileSource)
-    check_beside(settings, sink, is_corpus=is_corpus)
+    check_lists_and_sidecars(settings, sink, is_corpus=is_corpus)
     settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of
@@ -151,14 +151,16 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     settings, listed = job.settings, job.settings.finding.skipped
     if listed is not None:
         job.source.skipped.write(listed)
-    with Teller(settings.telling, use_tqdm=settings.use_tqdm, about=about(job)) as teller:
-        teller.tell("started", **begun(job))
-        summary = _done(job, open_llm, teller)
-        teller.tell("finished", **ended(summary))
+    with ProgressReporter(
+        settings.progress, use_tqdm=settings.use_tqdm, about=about(job)
+    ) as reporter:
+        reporter.tell("started", **begun(job))
+        summary = _done(job, open_llm, reporter)
+        reporter.tell("finished", **ended(summary))
     return summary
 
 
-def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
+def _done(job: BatchJob, open_llm: OpenLLM, reporter: ProgressReporter) -> BatchSummary:
     num_before = len(job.kept.index)
     if _is_complete(job):
         with sidecars_of(job) as sidecars:
@@ -168,8 +170,8 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         sidecars = stack.enter_context(sidecars_of(job))
         checks = stack.enter_context(open_checks(job.settings.schema, job.settings.rules))
         llm = stack.enter_context(open_llm() if job.needs_model else NoModel())
-        teller.tell("loaded")
-        answerer = answerer_of(llm, job.settings, checks, teller.tell)
+        reporter.tell("loaded")
+        answerer = answerer_of(llm, job.settings, checks, reporter.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         writer = sidecars.around(writer)
@@ -187,9 +189,9 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
             num_before=num_before,
             mean_size=job.source.mean_size,
             use_tqdm=job.settings.use_tqdm,
-            tell=teller.tell,
+            tell=reporter.tell,
         )
-        teller.watch(tally.progress)
+        reporter.watch(tally.progress)
         try:
             ending = _run(job, answerer, writer, tally)
         except (OutputLostError, OutputWriteError):

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.batch.answers.rules import TextRules
 from mmdeploy_llm.batch.answers.schemas import AnswerSchema
-from mmdeploy_llm.batch.progress.teller import TellingOptions
+from mmdeploy_llm.batch.progress.reporter import ProgressOptions
 from mmdeploy_llm.batch.questions.asks import Asks
 from mmdeploy_llm.data.files.arguments import FindingArguments, PageArguments
 from mmdeploy_llm.data.files.options import FindingOptions
@@ -37,7 +37,7 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     names = ("avoid", "max_words", "max_chars")
     settings["rules"] = TextRules.given(*(settings.pop(name, None) for name in names))
     if "log_json" in settings:
-        settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
+        settings["progress"] = ProgressOptions(log_json=settings.pop("log_json"))
     return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 

@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks import KindTable
 _BRACES = re.compile(r"\{[^{}]*\}")
 
 
-def check_apart(
+def check_no_overlap(
     given: str, sink: Sink, kinds: KindTable, log: str | os.PathLike[str] | None = None
 ) -> None:
     """Raises ConfigError when the output, or the log of events, is the input, lies in it so that a

@@ -31,11 +31,11 @@ def sidecars_of(job: BatchJob) -> RunSidecars:
     return RunSidecars(options, _spots_of(job), job.sink, job.settings.finding.wanted().table)
 
 
-def check_beside(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> None:
+def check_lists_and_sidecars(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> None:
     """Raises ConfigError for a list that would be written in the place of the output, and for a
     name in the template of sidecars that no file has a value for. What a corpus or a schema will
     have is not known before."""
-    lists = {"--log-json": settings.telling.log_json, "--skipped": settings.finding.skipped}
+    lists = {"--log-json": settings.progress.log_json, "--skipped": settings.finding.skipped}
     check_lists(lists, sink)
     check_holds(sink, vectors=settings.asks.wanted is not None)
     if settings.sidecars is not None and settings.schema is None and not is_corpus:

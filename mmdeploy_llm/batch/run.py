@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from mmdeploy_llm.batch.progress.clock import Clock
-from mmdeploy_llm.batch.progress.teller import Tell, silent
+from mmdeploy_llm.batch.progress.reporter import Tell, silent
 from mmdeploy_llm.batch.questions.boxed import BoxCounts
 from mmdeploy_llm.batch.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.data.files.duplicates import Duplicates

@@ -11,7 +11,7 @@ from typing import Any
 from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
 from mmdeploy_llm.batch.answers.rules import TextRules
 from mmdeploy_llm.batch.answers.schemas import AnswerSchema
-from mmdeploy_llm.batch.progress.teller import TellingOptions
+from mmdeploy_llm.batch.progress.reporter import ProgressOptions
 from mmdeploy_llm.batch.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.data.files.contents import Reader
 from mmdeploy_llm.data.files.options import FindingOptions
@@ -58,7 +58,7 @@ class BatchSettings:
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     sidecars: the texts that are written beside pictures; None writes none.
     boxes: whether the boxes in answers are read. finish: makes of a record what is written.
-    use_tqdm: see open_bar; None: lines where nobody sees a bar. telling: what is told besides.
+    use_tqdm: see open_bar; None: lines where nobody sees a bar. progress: how it is reported.
     """
 
     mode: Mode = "new"
@@ -89,7 +89,7 @@ class BatchSettings:
     sidecars: SidecarOptions | None = None
     boxes: bool = False
     finish: Finish | None = None
-    telling: TellingOptions = field(default_factory=TellingOptions)
+    progress: ProgressOptions = field(default_factory=ProgressOptions)
 
     def __post_init__(self) -> None:
         self.asks.check(self.question)

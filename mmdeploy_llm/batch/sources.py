@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
 from mmdeploy_llm.batch.questions.asks import NO_ASKS, Asks
-from mmdeploy_llm.data.files.chosen_kinds import Wanted
+from mmdeploy_llm.data.files.chosen_kinds import ChosenKinds
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.missing import CORPORA, no_corpus
 from mmdeploy_llm.data.files.options import FindingOptions
@@ -212,7 +212,7 @@ def open_files(
     asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
-    wanted: Wanted | None = None,
+    wanted: ChosenKinds | None = None,
     system: str | None = None,
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:

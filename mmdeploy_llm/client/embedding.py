@@ -23,7 +23,7 @@ from mmdeploy_llm.values.outputs.pooled import (
 )
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Pooling, Wanted
+from mmdeploy_llm.values.pooling_request import Pooling, PoolingRequest
 
 from .arguments import as_prompt, as_prompts, is_conversation
 
@@ -51,7 +51,7 @@ def wanted_vector(
     normalize: bool | None,
     instruction: str | None,
     pooling: Pooling | str | None,
-) -> Wanted:
+) -> PoolingRequest:
     """Returns what `embed` wants. Raises TypeError and ValueError for wrong arguments."""
     is_whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and not (is_whole and dimensions > 0):
@@ -65,13 +65,13 @@ def wanted_vector(
             f"pooling must be 'last', 'cls', 'mean', 'tokens' or None, got {pooling!r}"
         )
     if pooling == "tokens":
-        return Wanted(
+        return PoolingRequest(
             what="token_vectors",
             dimensions=dimensions,
             normalize=normalize,
             instruction=instruction,
         )
-    return Wanted(
+    return PoolingRequest(
         what=None if pooling is None else "vector",
         pooling=pooling,
         dimensions=dimensions,
@@ -80,7 +80,7 @@ def wanted_vector(
     )
 
 
-def embed_asks(prompts: Iterable[Any], wanted: Wanted) -> Iterator[Ask]:
+def embed_asks(prompts: Iterable[Any], wanted: PoolingRequest) -> Iterator[Ask]:
     """Yields what is asked for the vectors of prompts."""
     for prompt in prompts:
         yield _ask(prompt, wanted)
@@ -118,14 +118,14 @@ class Scoring:
         if self._is_paired:
             if self._rules.assumed_of is not None:
                 _warn_of_assumption(self._rules.assumed_of)
-            wanted = Wanted(what="score", instruction=instruction)
+            wanted = PoolingRequest(what="score", instruction=instruction)
             pairs = zip(each, self._documents, strict=True)
             self.asks = [
                 _ask({"query": one, "document": two}, wanted, item=two) for one, two in pairs
             ]
         elif abilities.gives_vectors:
-            of_query = Wanted(instruction=instruction or self._rules.query_prompt)
-            of_document = Wanted(instruction=self._rules.document_prompt)
+            of_query = PoolingRequest(instruction=instruction or self._rules.query_prompt)
+            of_document = PoolingRequest(instruction=self._rules.document_prompt)
             self.asks = [
                 *(_ask(one, of_query) for one in queries),
                 *(_ask(one, of_document) for one in self._documents),
@@ -185,7 +185,7 @@ class Classifying:
             replace(_ask(as_prompt(item), wanted, item=item), group=group)
             for item in items
             for group in (next(GROUPS),)
-            for wanted in (Wanted(what="likelihood", label=label) for label in self._labels)
+            for wanted in (PoolingRequest(what="likelihood", label=label) for label in self._labels)
         ]
 
     def outputs(self, outputs: Sequence[RequestOutput]) -> list[ClassifyOutput]:
@@ -231,7 +231,7 @@ def _labels(labels: Any) -> list[str]:
     return found
 
 
-def _ask(prompt: Any, wanted: Wanted, item: Any = None) -> Ask:
+def _ask(prompt: Any, wanted: PoolingRequest, item: Any = None) -> Ask:
     return Ask(prompt=as_prompt(prompt), item=item, params=SamplingParams(), wanted=wanted)
 
 

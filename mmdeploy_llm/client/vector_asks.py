@@ -18,7 +18,8 @@ def vector_asks(
     instruction: str | None = None,
     pooling: str | None = None,
 ) -> Asks:
-    """Returns what is asked for vectors. pooling: see Wanted, or "tokens". Raises ConfigError."""
+    """Returns what is asked for vectors. pooling: see PoolingRequest, or "tokens". Raises
+    ConfigError."""
     known = (*get_args(Pooling), "tokens")
     if pooling not in (None, *known):
         raise ConfigError(f"pooling must be one of {', '.join(known)}, got {pooling!r:.40}")

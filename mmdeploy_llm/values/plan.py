@@ -11,7 +11,7 @@ from mmdeploy_llm.request import MediaInput, MediaSpan, Request
 from .adapter_ref import AdapterRef
 from .outputs.request_output import FinishReason, TokenLogprobs
 from .params import SamplingParams
-from .pooling_request import Wanted
+from .pooling_request import PoolingRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class NewRequest:
     reasoning_end_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_text: str = ""
-    wanted: Wanted | None = None
+    wanted: PoolingRequest | None = None
     token_types: tuple[int, ...] | None = None
     adapter: str = ""
 

@@ -1,4 +1,4 @@
-"""Wanted: what a request asks of the last hidden states of its prompt, where that is no text."""
+"""What a request asks of the last hidden states of its prompt, where that is no text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Pooling = Literal["last", "cls", "mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PoolingRequest:
     """A request with it has its prompt only: it generates nothing, and ends when its prompt is
     computed.
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mmdeploy_llm.batch.progress.teller import Tell, silent
+from mmdeploy_llm.batch.progress.reporter import Tell, silent
 from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.deaths import again, given_up
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, WorkerDiedError

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmdeploy_llm.batch.progress.teller import Tell, silent
+from mmdeploy_llm.batch.progress.reporter import Tell, silent
 from mmdeploy_llm.errors import OK, InvalidAnswerError
 from mmdeploy_llm.values.outputs.request_output import Completions
 

@@ -1,5 +1,5 @@
-"""Tells what a run does while it runs, to people and to programs.
+"""Reports what a run does while it runs, to people and to programs.
 
-batch --events--> Teller --> EventLog: a file, one JSON object for each event
-                    '------> stderr: a plain line every 30 seconds, where it is no terminal
+batch --events--> ProgressReporter --> EventLog: a file, one JSON object for each event
+                         '-----------> stderr: a plain line every 30 seconds, where it is no terminal
 """

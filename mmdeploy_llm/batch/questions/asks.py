@@ -14,7 +14,7 @@ from typing import Any
 
 from mmdeploy_llm.data.records.item import Item, Question
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 MAX_ASKS = 64
 MAX_SHOWN = 40  # characters of a wrong value
@@ -34,7 +34,7 @@ class Asks:
     """
 
     questions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    wanted: Wanted | None = None
+    wanted: PoolingRequest | None = None
     of_model: Callable[[], str | None] | None = None
 
     @classmethod
@@ -86,7 +86,7 @@ class Asks:
 NO_ASKS = Asks()
 
 
-def vector_values(wanted: Wanted) -> dict[str, Any]:
+def vector_values(wanted: PoolingRequest) -> dict[str, Any]:
     """Returns for a configuration how vectors are made, without what the model's folder says."""
     given = {name: value for name, value in asdict(wanted).items() if value}
     given.pop("is_document", None)  # every vector of a corpus is one

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmdeploy_llm.data.files.chosen_kinds import Wanted
+from mmdeploy_llm.data.files.chosen_kinds import ChosenKinds
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.walk import Ids
 from mmdeploy_llm.errors import ConfigError, PluginError
@@ -138,7 +138,7 @@ def plan(
     beneath `folder`, where of several inputs their ids tell them apart. Two files of one name keep
     their endings: a.mp3.srt and a.wav.srt. Raises ConfigError where nothing is found."""
     takes = "`transcribe` takes sounds and videos"
-    wanted = Wanted(chosen=KINDS, leaves_out=(f"it has no sound; {takes}", takes))
+    wanted = ChosenKinds(chosen=KINDS, leaves_out=(f"it has no sound; {takes}", takes))
     found = find_media(paths, is_recursive=is_recursive, wanted=wanted)
     files, ids = found.files, Ids(found.root)
     bases = [Path(one.path) if folder is None else folder / ids.of(one.place) for one in files]

@@ -21,7 +21,7 @@ from .model import ModelOptions
 from .output import ShownOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
-from .shared import FileRows, OutputRows, TellingRows
+from .shared import FileRows, OutputRows, ProgressRows
 from .values import engine_options, named_values, template_kwargs
 
 
@@ -109,7 +109,7 @@ class ReadOptions(Group):
     output: OutputRows
     written: MarkdownOptions
     shown: ShownOptions
-    telling: TellingRows
+    progress: ProgressRows
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

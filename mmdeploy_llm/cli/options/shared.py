@@ -27,7 +27,7 @@ from .values import engine_options
 # Which files of folders and globs are read, and what is told of the others.
 FileRows = Annotated[Given, Rows(FindingArguments, title="Input")]
 OutputRows = Annotated[Given, Rows(RunArguments, "format", "part_items", "journal", title="Output")]
-TellingRows = Annotated[Given, Rows(RunArguments, "log_json", title="Run")]
+ProgressRows = Annotated[Given, Rows(RunArguments, "log_json", title="Run")]
 
 
 class RunDesk(Protocol):
@@ -74,7 +74,7 @@ class DeskOptions(Group):
     output: OutputRows
     shown: ShownOptions
     sidecars: Annotated[Given, Rows(SidecarArguments, title="Output")]
-    telling: TellingRows
+    progress: ProgressRows
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

@@ -16,7 +16,7 @@ from .model import ModelOptions
 from .output import ShownOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
-from .shared import FileRows, OutputRows, TellingRows
+from .shared import FileRows, OutputRows, ProgressRows
 from .values import engine_options, text_value
 
 Instruction = Annotated[
@@ -96,7 +96,7 @@ class EmbedOptions(Group):
     pages: CountedPages
     output: OutputRows
     shown: ShownOptions
-    telling: TellingRows
+    progress: ProgressRows
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

@@ -20,7 +20,7 @@ from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.pooled import PooledOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 
 def search_vectors(
@@ -38,7 +38,7 @@ def search_vectors(
     """Returns the items that are nearest to each query, see LLM.search. config, rules: the options
     of the model that embeds the queries, and how its folder says that it is used."""
     opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
-    wanted = Wanted(instruction=instruction or rules.query_prompt)
+    wanted = PoolingRequest(instruction=instruction or rules.query_prompt)
     if opened.configurations:  # of others nobody says how they were made
         origin = origin_of(opened)
         origin.check(describe_engine(config).values)
@@ -48,7 +48,9 @@ def search_vectors(
     return search(opened, found, top_k, similarity=chosen)
 
 
-def _vectors_of(llm: Answerer, queries: Prompts, wanted: Wanted) -> list[NDArray[np.float32]]:
+def _vectors_of(
+    llm: Answerer, queries: Prompts, wanted: PoolingRequest
+) -> list[NDArray[np.float32]]:
     """Returns the vectors of queries, in their order. Raises RequestError."""
     asks = [
         Ask(prompt=own, params=SamplingParams(), item=number, wanted=wanted)

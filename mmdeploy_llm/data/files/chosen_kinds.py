@@ -1,4 +1,4 @@
-"""Wanted: which kinds of files become items, and what is said of the others."""
+"""ChosenKinds: which kinds of files become items, and what is said of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .skipped import Skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ChosenKinds:
     """The kinds of files that become items.
 
     table: the kinds that are known. chosen: those that the caller wants; (): all that the model

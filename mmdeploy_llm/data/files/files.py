@@ -14,7 +14,7 @@ from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
-from .chosen_kinds import Wanted
+from .chosen_kinds import ChosenKinds
 from .kinds import PAGED, Media, NotMedia, read_kinds
 from .missing import is_gone, nowhere
 from .names import Patterns
@@ -75,7 +75,7 @@ def find_media(
     is_recursive: bool = False,
     exclude: Iterable[str] = (),
     animated: str = "image",
-    wanted: Wanted | None = None,
+    wanted: ChosenKinds | None = None,
 ) -> Found:
     """Returns the media that `paths` name, each once: in the order of `paths`, and in natural order
     within a folder or glob (2.png before 10.png).
@@ -88,7 +88,7 @@ def find_media(
     kinds that become items; None: images and videos.
     Raises ConfigError when no path exists, or when nothing is found.
     """
-    given, wanted = tuple(dict.fromkeys(paths)), wanted or Wanted()
+    given, wanted = tuple(dict.fromkeys(paths)), wanted or ChosenKinds()
     check_animated(animated)
     skipped, patterns = Skipped(), Patterns(exclude)
     walker = Walker(skipped, patterns, is_recursive=is_recursive)
@@ -141,7 +141,7 @@ def _judged(
     animated: str,
     skipped: Skipped,
     kept: Container[str],
-    wanted: Wanted,
+    wanted: ChosenKinds,
 ) -> Iterator[FoundFile]:
     """Yields the media among the files. kept: real paths of those that are taken whatever they
     are."""
@@ -192,7 +192,7 @@ def _note_left_out(files: Sequence[FoundFile], skipped: Skipped) -> None:
 
 
 def _taken(
-    files: Sequence[FoundFile], skipped: Skipped, kept: Container[str], wanted: Wanted
+    files: Sequence[FoundFile], skipped: Skipped, kept: Container[str], wanted: ChosenKinds
 ) -> Iterator[FoundFile]:
     """Yields the files of the kinds that are wanted, and those that are kept."""
     others = [file for file in files if file.place.real_path not in kept]
@@ -220,7 +220,9 @@ def _note(skipped: Skipped, empty: Sequence[str], patterns: Patterns) -> None:
         skipped.notes.append(f"--exclude {pattern!r} fits nothing")
 
 
-def _nothing(given: Sequence[str], is_recursive: bool, skipped: Skipped, wanted: Wanted) -> str:
+def _nothing(
+    given: Sequence[str], is_recursive: bool, skipped: Skipped, wanted: ChosenKinds
+) -> str:
     names = ", ".join(map(repr, given[:MAX_NAMED])) or "an empty list of paths"
     hint = "" if is_recursive else "; --no-recursive left out subfolders"
     if _name_corpora((skip.path for skip in skipped), wanted.table):

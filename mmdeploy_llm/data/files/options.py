@@ -11,7 +11,7 @@ from mmdeploy_llm.data.outputs.scan import Mode
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
-from .chosen_kinds import Wanted, given_kinds, installed_kinds
+from .chosen_kinds import ChosenKinds, given_kinds, installed_kinds
 from .contents import Reader, check_dedupe
 from .files import check_animated
 from .names import Patterns
@@ -24,9 +24,9 @@ class FindingOptions:
     """Which files of an input are read; see FindingArguments.
 
     table: the kinds of media; None: those of all installed plugins. accepted: returns those that
-        the model takes, see Wanted. open_reader: returns what reads images within the limits of the
-        engine. pages: whether pages of documents are items. new_source: builds the source of files,
-        with the arguments of FileSource; None: FileSource.
+        the model takes, see ChosenKinds. open_reader: returns what reads images within the limits
+        of the engine. pages: whether pages of documents are items. new_source: builds the source of
+        files, with the arguments of FileSource; None: FileSource.
     """
 
     exclude: tuple[str, ...] = ()
@@ -74,11 +74,11 @@ class FindingOptions:
         """The kind that images of several frames are of."""
         return "image" if self.animated is None else self.animated
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ChosenKinds:
         """Returns the kinds of files that become items. Raises ConfigError for an unknown one."""
         table = installed_kinds() if self.table is None else self.table
         by_page = self.pages.by_page
-        return Wanted(table=table, chosen=self.kinds, accepted=self.accepted, by_page=by_page)
+        return ChosenKinds(table=table, chosen=self.kinds, accepted=self.accepted, by_page=by_page)
 
     def check(self, mode: Mode, skipped: Skipped, *, is_corpus: bool) -> None:
         """Raises ConfigError for options that would have no effect, and where the list of what is

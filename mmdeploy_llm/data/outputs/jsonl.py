@@ -15,7 +15,7 @@ from mmdeploy_llm.data.records.state import RunState
 
 from .base import RecordSink
 from .jsonl_writer import RecordWriter
-from .ours import beside
+from .recognise import companions
 from .scan import (
     Entry,
     Kept,
@@ -40,7 +40,7 @@ class JsonlSink:
     @property
     def places(self) -> tuple[Path, ...]:
         """The file, and those beside it."""
-        return self._path, *beside(self._path)
+        return self._path, *companions(self._path)
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when the file cannot be written in this mode, or the names of the

@@ -27,7 +27,7 @@ from mmdeploy_llm.system.guarding.claims import lock
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.closing import Closing
 
-from .ours import save_foreign
+from .recognise import save_foreign
 from .scan import Kept, Mode, PlaceOf, check_target, exists_already, line_ends, scan
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from mmdeploy_llm.data.records.growing import GrowingFile
 from mmdeploy_llm.data.records.record import Record
 
 from .formats import Addition, CompletePart, Drops, Limits, first_positions
-from .ours import save_foreign
+from .recognise import save_foreign
 from .scan import Entry, line_ends, parsed, whole_lines
 
 MAX_ITEMS, MAX_BYTES = 20_000, 64 * 2**20

@@ -13,7 +13,7 @@ from mmdeploy_llm.errors import ConfigError
 
 from .base import AroundWriter, RecordSink
 from .jsonl import JsonlSink
-from .ours import foreign
+from .recognise import foreign
 from .scan import Kept, Mode, PlaceOf, exists_already
 
 

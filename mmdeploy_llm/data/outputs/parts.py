@@ -21,7 +21,7 @@ from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import PartFormat, PartReader
-from .ours import foreign
+from .recognise import foreign
 from .scan import (
     PART_BITS,
     Entry,

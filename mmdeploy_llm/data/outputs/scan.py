@@ -22,7 +22,7 @@ from mmdeploy_llm.data.records.outcome import ALL_FAILED, OUTCOMES, Retried
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 
-from .ours import REST_BYTES, check_overwritten, foreign, is_torn
+from .recognise import REST_BYTES, check_overwritten, foreign, is_torn
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdeploy_llm.values.params import SamplingParams
-    from mmdeploy_llm.values.pooling_request import Wanted
+    from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,4 +129,4 @@ class Item:
     size: int | None = None
     questions: tuple[Question, ...] = ()
     endpoint: str = ""
-    wanted: Wanted | None = None
+    wanted: PoolingRequest | None = None

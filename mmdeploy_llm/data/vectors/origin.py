@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .opened import Vectors
 
@@ -25,12 +25,12 @@ class Origin:
     model: str
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def query(self, instruction: str | None = None) -> Wanted:
+    def query(self, instruction: str | None = None) -> PoolingRequest:
         """Returns what is asked for the vector of a query."""
         made: dict[str, Any] = {name: self.values.get(f"{PREFIX}{name}") for name in MADE}
         if made["what"] == "vector" and made["pooling"] is None:
             made["what"] = None  # as the model's folder says
-        return Wanted(**made, instruction=instruction)
+        return PoolingRequest(**made, instruction=instruction)
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raises ConfigError for an engine, by its configuration's values, of another model."""

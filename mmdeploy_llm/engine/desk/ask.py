@@ -7,7 +7,7 @@ from typing import Any
 
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +40,7 @@ class Ask:
     group: int | None = None
     num_retries: int = 0
     num_deaths: int = 0
-    wanted: Wanted | None = None
+    wanted: PoolingRequest | None = None
     adapter: str = ""
 
     @property

@@ -33,7 +33,7 @@ from mmdeploy_llm.values.adapter_ref import AdapterRef
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .chat import read_messages, with_sources
 from .defaults import ParamsResolver, sample_seed
@@ -114,7 +114,7 @@ class Intake:
         priority: int = 0,
         deadline: Deadline | None = None,
         is_shared: bool = False,
-        wanted: Wanted | None = None,
+        wanted: PoolingRequest | None = None,
         adapter: AdapterRef | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.

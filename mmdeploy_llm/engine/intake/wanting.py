@@ -17,7 +17,7 @@ from mmdeploy_llm.media.loading.forms import MEDIA_KEYS
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .defaults import ParamsResolver
 from .message_parts import system_message, text_parts
@@ -39,7 +39,7 @@ class Begun:
     raises PromptTooLongError. arrival_time: when it was begun, in epoch seconds."""
 
     parts: PromptParts
-    wanted: Wanted | None
+    wanted: PoolingRequest | None
     params: Callable[[int], SamplingParams]
     arrival_time: float
 
@@ -79,7 +79,7 @@ class Wanting:
         self,
         prompt: Any,
         params: SamplingParams,
-        wanted: Wanted | None,
+        wanted: PoolingRequest | None,
         number: int,
         deadline: Deadline | None,
     ) -> Begun:
@@ -105,7 +105,7 @@ class Wanting:
             words = ("vectors", "embed") if own.can_embed else ("scores of pairs", "rerank")
             raise RequestError(NO_TEXT.format(*words))
 
-    def resolved(self, wanted: Wanted, params: SamplingParams) -> Wanted:
+    def resolved(self, wanted: PoolingRequest, params: SamplingParams) -> PoolingRequest:
         """Returns what is wanted with every open field filled. Raises RequestError for what the
         model cannot give, and for params, which a prompt without output does not have."""
         own, rules = self._abilities, self._rules
@@ -146,7 +146,7 @@ class Wanting:
             )
         return params.model_copy(update={"max_tokens": 1, "seed": 0})
 
-    def labelled(self, wanted: Wanted | None, ids: list[int]) -> Wanted | None:
+    def labelled(self, wanted: PoolingRequest | None, ids: list[int]) -> PoolingRequest | None:
         """Appends the label to the ids of a prompt whose likelihood is wanted. Raises RequestError
         for one without tokens."""
         if wanted is None or wanted.label is None:
@@ -160,7 +160,7 @@ class Wanting:
         ids.extend(own)
         return replace(wanted, num_skipped=num_skipped)
 
-    def read(self, prompt: Any, wanted: Wanted) -> tuple[PromptParts, Wanted]:
+    def read(self, prompt: Any, wanted: PoolingRequest) -> tuple[PromptParts, PoolingRequest]:
         """Reads a prompt, which may be media alone, or a pair of prompts {"query", "document"}, and
         writes its instruction into it."""
         if wanted.what == "score":
@@ -227,7 +227,7 @@ class Wanting:
         kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
         return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
 
-    def _with_system(self, parts: PromptParts, wanted: Wanted) -> PromptParts:
+    def _with_system(self, parts: PromptParts, wanted: PoolingRequest) -> PromptParts:
         """Returns a conversation with its instruction as the system message."""
         messages = list(parts.messages) if isinstance(parts.messages, Sequence) else []
         first = messages[0].get("role") if messages and isinstance(messages[0], Mapping) else None
@@ -240,7 +240,7 @@ class Wanting:
             return parts
         return replace(parts, messages=[*system_message(system), *messages])
 
-    def _pair(self, prompt: Mapping[str, Any], wanted: Wanted) -> PromptParts:
+    def _pair(self, prompt: Mapping[str, Any], wanted: PoolingRequest) -> PromptParts:
         rule = self._rules.pairs or PairRule()
         query, document = (self._read(prompt.get(name)) for name in PAIR_KEYS)
         for name, own in zip(PAIR_KEYS, (query, document), strict=True):
@@ -261,7 +261,9 @@ class Wanting:
             return PromptParts(text=text, media=media)
         return self._filled(rule, query, document, values)
 
-    def _roles(self, query: PromptParts, document: PromptParts, wanted: Wanted) -> PromptParts:
+    def _roles(
+        self, query: PromptParts, document: PromptParts, wanted: PoolingRequest
+    ) -> PromptParts:
         """Returns the messages of a template that knows the roles "query" and "document"."""
         messages = system_message(self._system(wanted.instruction))
         messages.append({"role": "query", "content": _content(query)})

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.plan import NewRequest, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,9 @@ GREEDY: Params = MappingProxyType(
 )
 
 
-def warm_up(run: RunStep, num_tokens: int, block_size: int, wanted: Wanted | None = None) -> None:
+def warm_up(
+    run: RunStep, num_tokens: int, block_size: int, wanted: PoolingRequest | None = None
+) -> None:
     """Runs one small prefill and one decode step, so that the first real request finds kernels and
     buffers ready; of a model that generates nothing, a prefill alone. Uses block 0, before any
     request has it. A failure is logged. wanted: see Request."""
@@ -51,7 +53,7 @@ def prefill(
     blocks: Sequence[int],
     block_size: int,
     params: Params = GREEDY,
-    wanted: Wanted | None = None,
+    wanted: PoolingRequest | None = None,
 ) -> StepPlan:
     """Returns a step with a new request of each length. All use the same blocks, since nobody reads
     what they compute."""

@@ -14,7 +14,7 @@ import torch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.values.plan import StepPlan
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .sizes import available_memory
 from .warm_up import GREEDY, Params, RunStep, prefill
@@ -82,7 +82,7 @@ class LargestStep:
     block_size: int
     media: tuple[MediaInput, ...] = ()
     kept_bytes: int = 0
-    wanted: Wanted | None = None
+    wanted: PoolingRequest | None = None
 
     @property
     def longest(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmdeploy_llm.values.pooling_request import Pooling, Wanted, What
+from mmdeploy_llm.values.pooling_request import Pooling, PoolingRequest, What
 
 from .rules import NO_RULES, EmbeddingRules
 
@@ -32,7 +32,7 @@ class Abilities:
         """Whether vectors of it have a meaning: a model that only scores has none."""
         return self.can_generate or self.gives_vectors
 
-    def instruction_of(self, wanted: Wanted) -> str | None:
+    def instruction_of(self, wanted: PoolingRequest) -> str | None:
         """Returns the instruction of a request, of a document that has none the folder's."""
         is_open = wanted.is_document and wanted.instruction is None
         return self.rules.document_prompt if is_open else wanted.instruction
@@ -44,12 +44,12 @@ class Abilities:
         return (self.rules.pooling or own) is not None
 
     @property
-    def trial(self) -> Wanted | None:
+    def trial(self) -> PoolingRequest | None:
         """Says what made-up requests want that warm an engine up; None: text."""
         if self.can_generate:
             return None
         what: What = "vector" if self.gives_vectors else "score"
-        return Wanted(what=what, pooling="last", normalize=False)
+        return PoolingRequest(what=what, pooling="last", normalize=False)
 
 
 GENERATES = Abilities()  # what an ordinary model can give

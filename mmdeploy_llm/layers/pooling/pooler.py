@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.values.plan import RequestFailure
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .heads import ACTIVATIONS
 from .rules import NO_RULES, EmbeddingRules
@@ -37,7 +37,7 @@ class PromptRows:
     on. is_last: whether the prompt ends with them. token_ids: of the whole prompt."""
 
     request_id: str
-    wanted: Wanted
+    wanted: PoolingRequest
     start: int
     first: int
     end: int
@@ -235,7 +235,7 @@ def _picked(hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
     return hidden if len(rows) == len(hidden) else hidden[torch.from_numpy(rows).to(hidden.device)]
 
 
-def _finished(value: Floats, wanted: Wanted) -> Floats | RequestFailure:
+def _finished(value: Floats, wanted: PoolingRequest) -> Floats | RequestFailure:
     """Returns a vector, or one for each token, cut and normalised as wanted; why there is none."""
     if not value.size:
         words = "the prompt has no tokens besides its instruction; give some text"

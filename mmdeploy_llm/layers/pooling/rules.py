@@ -91,7 +91,7 @@ class EmbeddingRules:
     activation: Activation | None = None
 
     def around(self, instruction: str | None) -> tuple[str, str]:
-        """Returns what stands before a text and after it. instruction: as in Wanted."""
+        """Returns what stands before a text and after it. instruction: as in PoolingRequest."""
         name = self.default_prompt if instruction is None else instruction
         if name is None:
             return "", ""

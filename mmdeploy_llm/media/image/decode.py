@@ -21,7 +21,7 @@ from .files import (
     FORMATS,
     DecodedImage,
     ImageHeader,
-    Wanted,
+    LeastSize,
     check_pixels,
     decode_file,
     digest_of,
@@ -72,8 +72,8 @@ class ImageDecoder:
         self,
         source: Any,
         limits: MediaLimits,
-        wanted: Wanted | None = None,
-        fit: Wanted | None = None,
+        wanted: LeastSize | None = None,
+        fit: LeastSize | None = None,
     ) -> DecodedImage:
         """Decodes bytes, a PIL image, a numpy array or a torch tensor, and draws a Drawing; changes
         none of them.
@@ -182,7 +182,7 @@ def _pixel_digest(image: Image.Image) -> str:
     return digest_of(f"rgb {image.width} {image.height}".encode(), image.tobytes())
 
 
-def _drawn(source: Drawing, limits: MediaLimits, fit: Wanted | None) -> DecodedImage:
+def _drawn(source: Drawing, limits: MediaLimits, fit: LeastSize | None) -> DecodedImage:
     """Draws at the size that `fit` gives for its own, so that no pixel is made in vain."""
     size = source.size if fit is None else fit(*source.size[::-1])[::-1]
     check_pixels(size, limits)

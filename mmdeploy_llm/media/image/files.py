@@ -53,7 +53,7 @@ class QuietJpeg(JpegImagePlugin.JpegImageFile):
 
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 # (height, width) of an upright image -> the smallest (height, width) that is large enough.
-Wanted = Callable[[int, int], tuple[int, int]]
+LeastSize = Callable[[int, int], tuple[int, int]]
 
 
 def _openers() -> Mapping[str, Opener]:
@@ -118,7 +118,7 @@ def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
     return ImageHeader(size=oriented(opened.size, file_orientation(opened)))
 
 
-def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> DecodedImage:
+def decode_file(blob: bytes, limits: MediaLimits, wanted: LeastSize | None) -> DecodedImage:
     """Decodes the image; a JPEG at draft quality, no smaller than `wanted` says, unless None."""
     opened, draft_of = open_file(blob, limits), None
     if wanted is not None and isinstance(opened, QuietJpeg):

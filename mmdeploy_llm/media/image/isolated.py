@@ -11,7 +11,7 @@ from PIL import Image
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.isolation import Workers
 
-from .files import DecodedImage, ImageHeader, Wanted, decode_file, digest_of, peek_file
+from .files import DecodedImage, ImageHeader, LeastSize, decode_file, digest_of, peek_file
 
 # These run in the worker and yield (JSON, uint8 array or None).
 
@@ -41,7 +41,7 @@ def peek_apart(blob: bytes, limits: MediaLimits, workers: Workers) -> ImageHeade
 
 
 def decode_apart(
-    blob: bytes, limits: MediaLimits, wanted: Wanted | None, workers: Workers
+    blob: bytes, limits: MediaLimits, wanted: LeastSize | None, workers: Workers
 ) -> DecodedImage:
     """Runs files.decode_file in a worker."""
     least = None

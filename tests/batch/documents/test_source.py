@@ -10,7 +10,7 @@ from mmdeploy_llm.batch.documents.documents import Documents
 from mmdeploy_llm.batch.documents.pages import TextLayers, find_pages
 from mmdeploy_llm.batch.documents.reading.plan import wanted_of
 from mmdeploy_llm.batch.documents.source import PageSource
-from mmdeploy_llm.data.files.chosen_kinds import Wanted
+from mmdeploy_llm.data.files.chosen_kinds import ChosenKinds
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.files.page_choice import document_id
@@ -49,7 +49,7 @@ def source(documents, folder):
     """Returns a function that opens the folder."""
 
     def opened(prompt="Read.", pages=None, options=None, **selection):
-        wanted = Wanted(table=documents.table, chosen=documents.kinds)
+        wanted = ChosenKinds(table=documents.table, chosen=documents.kinds)
         found = find_media([str(folder)], is_recursive=True, wanted=wanted)
         own = find_pages(found.files, documents, options or {}, pages, documents.kinds)
         return PageSource(
@@ -193,7 +193,7 @@ def test_a_library_that_is_missing_is_told_once(folder, documents):
     def count(*_):
         raise UnsupportedMediaError("PDF documents are read by pypdfium2 (pip install ...)")
 
-    wanted = Wanted(table=documents.table, chosen=documents.kinds)
+    wanted = ChosenKinds(table=documents.table, chosen=documents.kinds)
     found = find_media([str(folder)], is_recursive=True, wanted=wanted)
     lacking = SimpleNamespace(
         is_paged=lambda kind: kind == "pdf", split_kinds=("pdf",), count=count
@@ -204,7 +204,7 @@ def test_a_library_that_is_missing_is_told_once(folder, documents):
 
 
 def test_a_document_whose_parts_cannot_be_chosen_stays_whole(folder, documents):
-    wanted = Wanted(table=documents.table, chosen=documents.kinds)
+    wanted = ChosenKinds(table=documents.table, chosen=documents.kinds)
     found = find_media([str(folder)], is_recursive=True, wanted=wanted)
     whole = SimpleNamespace(is_paged=lambda kind: False, split_kinds=("pdf",))
     pages = find_pages(found.files, whole, {}, None, ("pdf",))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmdeploy_llm.data.files.chosen_kinds import Wanted
+from mmdeploy_llm.data.files.chosen_kinds import ChosenKinds
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.files.skipped import Skip, Skipped
@@ -216,7 +216,7 @@ def test_kinds_are_chosen_and_what_a_model_does_not_take_is_told(tmp_path, png, 
         return ("image", "video")
 
     def find(path=tmp_path, **options):
-        return find_media([str(path)], wanted=Wanted(table=table, **options))
+        return find_media([str(path)], wanted=ChosenKinds(table=table, **options))
 
     assert names(find()) == ["a.png", "b.sketch", "c.dat", "d.wav"]
     assert names(find(tmp_path / "only", accepted=accepted)) == ["e.png"]
@@ -242,7 +242,7 @@ def test_a_picture_of_several_pages_is_told_and_read_whole_where_that_is_chosen(
     pages[0].save(tmp_path / "single.tif")
     table = PluginManager.load(("tiff",)).kinds
     for chosen, kind in (((), "image"), (("image",), "image"), (("image", "tiff"), "tiff")):
-        found = find_media([str(tmp_path)], wanted=Wanted(table=table, chosen=chosen))
+        found = find_media([str(tmp_path)], wanted=ChosenKinds(table=table, chosen=chosen))
         assert [file.kind for file in found.files] == [kind, "image"]
         told = "1 image has several pages, of which the first is used; `mmdeploy-llm read` reads"
         assert any(note.startswith(told) for note in found.skipped.notes) == (kind == "image")

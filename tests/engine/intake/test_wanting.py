@@ -6,10 +6,10 @@ from mmdeploy_llm.errors import PromptTooLongError, RequestError, UnsupportedMed
 from mmdeploy_llm.layers.pooling.abilities import Abilities
 from mmdeploy_llm.layers.pooling.rules import EmbeddingRules, PairRule
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
-VECTOR = Wanted()
-SCORE = Wanted(what="score")
+VECTOR = PoolingRequest()
+SCORE = PoolingRequest(what="score")
 IMAGE = {"image": b"3"}
 
 
@@ -27,11 +27,11 @@ def accept(make_intake):
 
 
 def test_what_is_wanted_is_filled_in_by_the_model(accept):
-    assert accept("a").wanted == Wanted(what="vector", pooling="last", normalize=True)
+    assert accept("a").wanted == PoolingRequest(what="vector", pooling="last", normalize=True)
     own = accept("a", pooling="mean", normalize=False, dimensions=8).wanted
-    assert own == Wanted(what="vector", pooling="mean", normalize=False, dimensions=8)
+    assert own == PoolingRequest(what="vector", pooling="mean", normalize=False, dimensions=8)
     assert accept("a", pooling="tokens").wanted.what == "token_vectors"
-    asked = Wanted(what="vector", pooling="cls", normalize=True, dimensions=4)
+    asked = PoolingRequest(what="vector", pooling="cls", normalize=True, dimensions=4)
     assert accept("a", asked, pooling="mean", normalize=False, dimensions=8).wanted == asked
     assert accept("a", abilities={"pooling": "cls"}).wanted.pooling == "cls"
 
@@ -41,14 +41,14 @@ def test_prompts_of_the_folder(accept):
     plain = {text: accept(text).prompt_token_ids for text in ("find: a", "text: a", "so: a")}
     assert accept("a", **rules).prompt_token_ids == plain["text: a"]
     for instruction, text in (("query", "find: a"), ("so: ", "so: a")):
-        wanted = Wanted(instruction=instruction)
+        wanted = PoolingRequest(instruction=instruction)
         assert accept("a", wanted, **rules).prompt_token_ids == plain[text]
     skipped = accept("a", **rules, includes_prompt=False, pooling="mean").wanted.num_skipped
     assert skipped == len(accept("text: ").prompt_token_ids)
     assert accept("FIND: A", lower_case=True).prompt_token_ids == plain["find: a"]
     assert accept([10, 11], **rules).prompt_token_ids == [10, 11]
     with pytest.raises(RequestError, match="write the instruction into them"):
-        accept([10, 11], Wanted(instruction="so: "))
+        accept([10, 11], PoolingRequest(instruction="so: "))
 
 
 @pytest.mark.full
@@ -74,14 +74,14 @@ def test_conversations_have_the_instruction_as_their_system_message(accept):
     rules = {"system": "represent"}
     text = accept({"prompt": "a", "multimodal_data": IMAGE}, **rules).prompt
     assert "represent" in text
-    assert "find" in accept("a", Wanted(instruction="find"), **rules).prompt
+    assert "find" in accept("a", PoolingRequest(instruction="find"), **rules).prompt
     messages = [{"role": "user", "content": "a"}]
     assert "represent" in accept({"messages": messages}, **rules).prompt
     assert "represent" not in accept({"messages": messages}).prompt
     own = [{"role": "system", "content": "mine"}, *messages]
     assert "represent" not in accept({"messages": own}, **rules).prompt
     with pytest.raises(RequestError, match="system message already"):
-        accept({"messages": own}, Wanted(instruction="find"), **rules)
+        accept({"messages": own}, PoolingRequest(instruction="find"), **rules)
 
 
 PAIR = {"query": "q", "document": "d"}
@@ -92,7 +92,7 @@ def test_pairs_by_a_template(accept):
     rule = PairRule(template="{instruction}|{query}|{document}", instruction="judge")
     can_text = {"can_score": True, "rules": EmbeddingRules(pairs=rule)}
     assert accept(PAIR, SCORE, abilities=can_text).prompt == "judge|q|d"
-    other = Wanted(what="score", instruction="{document}")
+    other = PoolingRequest(what="score", instruction="{document}")
     assert accept(PAIR, other, abilities=can_text).prompt == "{document}|q|d"
     system = PairRule(template="{query} - {document}", system="judge")
     can_chat = {"can_score": True, "rules": EmbeddingRules(pairs=system)}
@@ -130,7 +130,7 @@ def test_what_a_model_cannot_give_is_refused(accept, make_intake):
     with pytest.raises(RequestError, match=r"call LLM\.rerank"):
         accept("a", **scorer)
     embedder = Abilities(can_generate=False, pooling="last")
-    for wanted in (None, Wanted(what="likelihood", label="x")):
+    for wanted in (None, PoolingRequest(what="likelihood", label="x")):
         with pytest.raises(RequestError, match=r"call LLM\.embed"):
             make_intake(abilities=embedder).accept("a", SamplingParams(), wanted=wanted)
 
@@ -139,7 +139,7 @@ def test_params_and_wrong_dimensions_are_refused(accept):
     with pytest.raises(RequestError, match=r"\(n, temperature\) have no meaning"):
         accept("a", params=SamplingParams(n=2, temperature=0))
     with pytest.raises(RequestError, match="dimensions must be 1"):
-        accept("a", Wanted(dimensions=0))
+        accept("a", PoolingRequest(dimensions=0))
 
 
 def test_the_longest_prompt(accept):
@@ -152,6 +152,6 @@ def test_the_longest_prompt(accept):
 
 def test_labels_follow_the_prompt(accept):
     prompt = accept("the a").prompt_token_ids
-    request = accept("the a", Wanted(what="likelihood", label="the"))
+    request = accept("the a", PoolingRequest(what="likelihood", label="the"))
     assert request.prompt_token_ids[: len(prompt)] == prompt
     assert request.wanted.num_skipped == len(prompt) < len(request.prompt_token_ids)

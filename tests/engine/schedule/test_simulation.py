@@ -10,7 +10,7 @@ from mmdeploy_llm.engine.schedule.speculation import Guesser
 from mmdeploy_llm.request import RequestStatus
 from mmdeploy_llm.values.adapter_ref import AdapterRef
 from mmdeploy_llm.values.deadline import Deadline
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 SCENES = {
     "roomy": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
@@ -238,7 +238,7 @@ class Traffic:
         skipped = self.wishes.randrange(1, num_tokens) if num_tokens > 1 else 0
         if what == "likelihood" and not skipped:
             what = "vector"
-        return Wanted(what=what, pooling=pooling, num_skipped=skipped)
+        return PoolingRequest(what=what, pooling=pooling, num_skipped=skipped)
 
     def deadline(self, now):
         seconds = self.urgency.choice([3, 10, 30, 300])

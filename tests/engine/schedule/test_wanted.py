@@ -2,11 +2,11 @@
 
 import pytest
 
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 
 def wanted(**options):
-    return Wanted(**{"what": "vector", "pooling": "last", **options})
+    return PoolingRequest(**{"what": "vector", "pooling": "last", **options})
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 64])

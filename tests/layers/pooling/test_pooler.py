@@ -11,7 +11,7 @@ from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.layers.pooling.pooler import Pooler, PromptRows
 from mmdeploy_llm.layers.pooling.rules import EmbeddingRules
 from mmdeploy_llm.values.plan import RequestFailure
-from mmdeploy_llm.values.pooling_request import Wanted
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 SIZE = 4
 STATES = torch.randn(9, SIZE, generator=torch.Generator().manual_seed(0))
@@ -28,7 +28,7 @@ class Model:
 
 
 def wanted(pooling="last", what="vector", **more):
-    return Wanted(what=what, pooling=pooling, **{"normalize": False, **more})
+    return PoolingRequest(what=what, pooling=pooling, **{"normalize": False, **more})
 
 
 def rows(want, start, count, first=0, name="a", size=9, ids=()):

@@ -13,7 +13,7 @@ from mmdeploy_llm.batch.documents.pages import TextLayers, find_pages
 from mmdeploy_llm.batch.documents.source import PageSource
 from mmdeploy_llm.batch.job import plan_source
 from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
-from mmdeploy_llm.data.files.chosen_kinds import Wanted
+from mmdeploy_llm.data.files.chosen_kinds import ChosenKinds
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.outputs.base import Sink
@@ -118,16 +118,16 @@ class ReadingJob:
         return [*told, *counts.lines(folder)]
 
 
-def wanted_of(finding: FindingOptions, documents: Documents) -> Wanted:
+def wanted_of(finding: FindingOptions, documents: Documents) -> ChosenKinds:
     """Returns the kinds that are read. Raises ConfigError for a chosen one that has no pages."""
     takes = listed(documents.kinds, "and")
     wrong = [kind for kind in finding.kinds if kind not in documents.kinds]
     if wrong:
         raise ConfigError(f"{wrong[0]} is not read page by page; kinds that are: {takes}")
     if finding.kinds:
-        return Wanted(table=documents.table, chosen=finding.kinds)
+        return ChosenKinds(table=documents.table, chosen=finding.kinds)
     reason, hint = f"it has no pages; `read` takes {takes}", f"`read` takes {takes}"
-    return Wanted(table=documents.table, chosen=documents.kinds, leaves_out=(reason, hint))
+    return ChosenKinds(table=documents.table, chosen=documents.kinds, leaves_out=(reason, hint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

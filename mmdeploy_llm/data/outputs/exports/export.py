@@ -153,7 +153,7 @@ class Export:
     def __init__(self, inputs: Collection[str], output: str, options: ExportOptions) -> None:
         """Raises ConfigError for what is no output of a batch, and for an output that is one of the
         inputs."""
-        _check_apart(inputs, output)
+        _check_no_overlap(inputs, output)
         self.inputs, self.output, self.options = tuple(inputs), output, options
         self.notes: list[str] = []
         self._merged = MergedOutputs(list(inputs), options.kinds)
@@ -231,7 +231,7 @@ class Export:
         )
 
 
-def _check_apart(inputs: Collection[str], output: str) -> None:
+def _check_no_overlap(inputs: Collection[str], output: str) -> None:
     target = os.path.realpath(output)
     for name in inputs:
         same = name.rstrip("/") == output.rstrip("/")

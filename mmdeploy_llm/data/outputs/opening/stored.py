@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import cast
 
-from mmdeploy_llm.data.outputs.ours import beside
+from mmdeploy_llm.data.outputs.recognise import companions
 from mmdeploy_llm.data.outputs.scan import (
     Entry,
     Kept,
@@ -59,7 +59,7 @@ class StoreSink:
     @property
     def places(self) -> tuple[Path, ...]:
         """The file or folder, and the files beside it."""
-        return self.path, *beside(self.path)
+        return self.path, *companions(self.path)
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when the output cannot be written in this mode or is of something

@@ -16,7 +16,7 @@ from mmdeploy_llm.system.processes import Worker, finalize_here
 
 from .encoding import decode
 from .places import Cursor, Place, Table, after, lost_item
-from .serve import Spec, Wanted, open_table, serve
+from .serve import RowsRequest, Spec, open_table, serve
 
 START_SECONDS = 60.0
 PIECE_SECONDS = 300.0  # without a sign of life: a store may be slow, and a row group large
@@ -202,7 +202,7 @@ class _Child:
     ) -> Iterator[dict[str, Any]]:
         """Yields what the child sends of the wanted rows from a place on."""
         self.is_idle = False
-        self._send(Wanted(lines=lines, place=place, careful=careful))
+        self._send(RowsRequest(lines=lines, place=place, careful=careful))
         while not self.is_idle:
             message = self._receive(PIECE_SECONDS)
             if "ended" not in message:
@@ -218,7 +218,7 @@ class _Child:
             pass
         self.is_idle = True
 
-    def _send(self, wanted: Wanted) -> None:
+    def _send(self, wanted: RowsRequest) -> None:
         try:
             self._worker.send(wanted)
         except WorkerDiedError as error:

@@ -49,7 +49,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RowsRequest:
     """A call of the child: rows from a place on. careful: the unit that has failed before."""
 
     lines: Lines
@@ -99,7 +99,7 @@ def serve(channel: Channel) -> None:
         _answer(channel, encoder, table, channel.receive())
 
 
-def _answer(channel: Channel, encoder: Encoder, table: Table, wanted: Wanted) -> None:
+def _answer(channel: Channel, encoder: Encoder, table: Table, wanted: RowsRequest) -> None:
     """Sends the wanted rows; at the end, or when it cannot go on, says so."""
     cursor = Cursor(lines=wanted.lines, now=wanted.place, careful=wanted.careful, bound=_bound)
     ended = ""

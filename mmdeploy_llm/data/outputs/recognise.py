@@ -24,7 +24,7 @@ def is_torn(rest: bytes) -> bool:
     return own.startswith(BEGIN) or BEGIN.startswith(own)
 
 
-def beside(path: Path) -> tuple[Path, ...]:
+def companions(path: Path) -> tuple[Path, ...]:
     """Returns the files that a batch keeps beside a file of lines."""
     names = ("config.json", "state.json", "config.json.partial", "state.json.partial", "partial")
     return tuple(path.with_name(f"{path.name}.{name}") for name in names)
@@ -38,7 +38,7 @@ def check_overwritten(path: Path) -> None:
             line = file.readline(MAX_LINE)
     except FileNotFoundError:
         return
-    if not line or any(map(os.path.lexists, beside(path)[:2])):
+    if not line or any(map(os.path.lexists, companions(path)[:2])):
         return
     try:
         is_ours = not line.endswith(b"\n") and is_torn(line)

@@ -1,4 +1,4 @@
-"""Teller: hears the events of a run, writes them to a log, and a line now and then to stderr."""
+"""Reports the events of a run: all to a log, and a line now and then to stderr."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Progress = Callable[[], Mapping[str, Any]]  # the values of an event "progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellingOptions:
-    """Says what a run tells. log_json: file of its log of events; None: no log. seconds: between
+class ProgressOptions:
+    """How the progress of a run is reported. log_json: file of its log of events; None: no log. seconds: between
     two lines, and between two events "progress"."""
 
     log_json: str | os.PathLike[str] | None = None
@@ -40,8 +40,8 @@ def silent(event: str, **values: Any) -> None:
     """Tells nothing: for those that nobody hears."""
 
 
-class Teller:
-    """Tells one run. A context manager: its end tells how the run ended, if that has not been told.
+class ProgressReporter:
+    """Reports the events of one run. A context manager: its end tells how the run ended, if that has not been told.
 
     use_tqdm: None: lines where no progress bar is seen; else none, since there is one, or nothing
     is wanted. about: values of every event.
@@ -49,7 +49,7 @@ class Teller:
 
     def __init__(
         self,
-        options: TellingOptions,
+        options: ProgressOptions,
         *,
         use_tqdm: UseTqdm | None = None,
         about: Mapping[str, Any] | None = None,
@@ -61,9 +61,9 @@ class Teller:
         self._progress: Progress | None = None
         self._is_over = threading.Event()
         self._is_finished = False
-        self._thread = threading.Thread(target=self._repeat, name="telling", daemon=True)
+        self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> ProgressReporter:
         if self._has_lines or self._log is not None:
             self._thread.start()
         return self

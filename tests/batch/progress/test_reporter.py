@@ -19,7 +19,7 @@ from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.validated import Validated
 from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.progress.log import EventLog
-from mmdeploy_llm.batch.progress.teller import Teller, TellingOptions, line_of
+from mmdeploy_llm.batch.progress.reporter import ProgressOptions, ProgressReporter, line_of
 from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.engine.desk.ask import Ask
@@ -109,8 +109,8 @@ def run(tmp_path):
 
     def make(*said, mode="new", **settings):
         rows = [{"id": f"{i}", "prompt": words} for i, words in enumerate(said)]
-        telling = TellingOptions(log_json=log, seconds=0.05)
-        given = BatchSettings(mode=mode, telling=telling, **settings)
+        progress = ProgressOptions(log_json=log, seconds=0.05)
+        given = BatchSettings(mode=mode, progress=progress, **settings)
         try:
             run_batch(plan_batch(rows, out, given), lambda: Model(log))
         finally:
@@ -244,10 +244,10 @@ def test_a_line(run):
 def test_while_the_model_loads_that_is_told(monkeypatch):
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stderr)
-    with Teller(TellingOptions(seconds=0.01)):
+    with ProgressReporter(ProgressOptions(seconds=0.01)):
         until(stderr.getvalue)
     assert re.match(r"loading, \d+ s so far\n", stderr.getvalue())
-    assert not any(thread.name == "telling" for thread in threading.enumerate())
+    assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(("columns", "has_lines"), [(80, False), (0, True)])
@@ -257,7 +257,7 @@ def test_a_terminal_without_columns_gets_lines(monkeypatch, columns, has_lines):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with open(theirs, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        with Teller(TellingOptions(seconds=0.01)):
+        with ProgressReporter(ProgressOptions(seconds=0.01)):
             is_shown = bool(select.select([ours], [], [], 60 if has_lines else 0.05)[0])
         assert is_shown == has_lines
         assert not is_shown or os.read(ours, 100).startswith(b"loading")
@@ -269,7 +269,7 @@ def test_without_any_stderr_nothing_breaks(run, monkeypatch, stream):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed if stream else None)
-    with Teller(TellingOptions(seconds=0.01)):
+    with ProgressReporter(ProgressOptions(seconds=0.01)):
         time.sleep(0.03)
 
 
@@ -286,12 +286,12 @@ def test_what_cannot_be_written_is_an_error_before_anything_is_loaded(tmp_path):
     os.mkfifo(tmp_path / "nobody-reads")
     rows = [{"prompt": "a"}]
     for name in ("", "gone/log.jsonl", "nobody-reads"):
-        telling = TellingOptions(log_json=tmp_path / name)
-        job = plan_batch(rows, tmp_path / "out.jsonl", BatchSettings(telling=telling))
+        progress = ProgressOptions(log_json=tmp_path / name)
+        job = plan_batch(rows, tmp_path / "out.jsonl", BatchSettings(progress=progress))
         with pytest.raises(ConfigError, match="cannot be written"):
             run_batch(job, lambda: pytest.fail("it was loaded"))
     with pytest.raises(ConfigError, match="must be positive"):
-        TellingOptions(seconds=0)
+        ProgressOptions(seconds=0)
 
 
 @pytest.mark.full
@@ -300,7 +300,7 @@ def test_the_log_is_apart_from_input_and_output(tmp_path):
     out = tmp_path / "out.jsonl"
     (tmp_path / "link.jsonl").symlink_to(out)
     for name in ("in.jsonl", "out.jsonl", "link.jsonl", "out.jsonl.state.json"):
-        settings = BatchSettings(telling=TellingOptions(log_json=tmp_path / name))
+        settings = BatchSettings(progress=ProgressOptions(log_json=tmp_path / name))
         with pytest.raises(ConfigError):
             plan_batch(tmp_path / "in.jsonl", out, settings)
     assert not out.exists()
@@ -336,6 +336,6 @@ def test_shards_are_told_apart(tmp_path):
 
     settings = BatchSettings(selection=Selection(shard=2, num_shards=3), use_tqdm=False)
     log = tmp_path / "log"
-    settings = replace(settings, telling=TellingOptions(log_json=log))
+    settings = replace(settings, progress=ProgressOptions(log_json=log))
     run_batch(plan_batch([{"prompt": "a"}] * 3, tmp_path / "out.jsonl", settings), Model)
     assert {json.loads(line)["shard"] for line in log.read_text().splitlines()} == {"2/3"}
