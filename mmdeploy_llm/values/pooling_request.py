@@ -1,4 +1,4 @@
-"""What a request asks of the last hidden states of its prompt, where that is no text."""
+"""PoolingRequest: asks for something made of the last hidden states instead of text."""
 
 from __future__ import annotations
 

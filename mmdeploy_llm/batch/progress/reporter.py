@@ -25,8 +25,11 @@ Progress = Callable[[], Mapping[str, Any]]  # the values of an event "progress"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressOptions:
-    """How the progress of a run is reported. log_json: file of its log of events; None: no log. seconds: between
-    two lines, and between two events "progress"."""
+    """How the progress of a run is reported.
+
+    log_json: file of its log of events; None: no log. seconds: between two lines, and between two
+    events "progress".
+    """
 
     log_json: str | os.PathLike[str] | None = None
     seconds: float = 30.0
@@ -41,7 +44,8 @@ def silent(event: str, **values: Any) -> None:
 
 
 class ProgressReporter:
-    """Reports the events of one run. A context manager: its end tells how the run ended, if that has not been told.
+    """Reports the events of one run. A context manager: its end tells how the run ended, if that
+    has not been told.
 
     use_tqdm: None: lines where no progress bar is seen; else none, since there is one, or nothing
     is wanted. about: values of every event.

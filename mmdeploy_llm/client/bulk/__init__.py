@@ -1,4 +1,4 @@
-"""What LLM's methods for whole batches do, as functions.
+"""Functions that the methods of LLM for whole batches call.
 
 batches.py     run_batch, embed_batch, estimate_batch
 reading.py     read

@@ -69,8 +69,10 @@ def advice(owner: str) -> Mapping[str, str]:
 def that_ask(kind: str, known: Collection[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that ask for something. kind: the class of options, whose names are
     `known`. Warns of options that are ignored."""
-    if given.keys() <= set(known):
-        return {**given}
+    return {**given} if given.keys() <= set(known) else _without_off(kind, known, given)
+
+
+def _without_off(kind: str, known: Collection[str], given: Mapping[str, Any]) -> dict[str, Any]:
     rows = foreign_options(kind)
     foreign = {name: rows[name] for name in given if name not in known and name in rows}
     off = {name for name, row in foreign.items() if _is_off(name, row, given)}
