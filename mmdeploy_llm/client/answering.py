@@ -55,8 +55,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._num_input += len(output.prompt_token_ids)
         seconds = max(time.monotonic() - self._begin, 1e-9)
         read, written = self._num_input / seconds, self._num_output / seconds
-        words = f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
-        show_words(self._bar, words)
+        show_words(self._bar, f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s")
         self._bar.update(1)
 
 
@@ -91,10 +90,7 @@ def collect(
     desk.check()
     done: dict[Ask, RequestOutput] = {}
     # Closing the iterator makes sure that an error leaves no request in the engine.
-    with (
-        closing(Feed(desk, asks).answers()) as answers,
-        Progress(len(asks), use_tqdm) as progress,
-    ):
+    with closing(Feed(desk, asks).answers()) as answers, Progress(len(asks), use_tqdm) as progress:
         try:
             for answer in answers:
                 if on_error == "raise" and not answer.output.is_ok:
