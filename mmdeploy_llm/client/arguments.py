@@ -14,6 +14,7 @@ from mmdeploy_llm.engine.intake.prompts import PROMPT_KEYS
 from mmdeploy_llm.values.adapter_ref import AnyAdapter
 from mmdeploy_llm.values.params import SamplingParams
 
+NameOf = Callable[[Any], str]  # the name of an adapter, also of one that is loaded for it
 _END = object()
 
 
@@ -140,17 +141,13 @@ def asks_of_chats(
     ]
 
 
-def with_adapters(
-    asks: Sequence[Ask], adapter: AnyAdapter, name_of: Callable[[Any], str]
-) -> Sequence[Ask]:
-    """Returns the asks with an adapter for all of them, or with one for each. name_of: returns the
-    name of an adapter. Raises TypeError, and ValueError where the numbers of both differ."""
+def with_adapters(asks: Sequence[Ask], adapter: AnyAdapter, name_of: NameOf) -> Sequence[Ask]:
+    """Returns the asks with an adapter for all of them, or with one for each. Raises
+    TypeError, and ValueError where the numbers of both differ."""
     return asks if adapter is None else _each_with_its_own(asks, adapter, name_of)
 
 
-def _each_with_its_own(
-    asks: Sequence[Ask], adapter: Any, name_of: Callable[[Any], str]
-) -> Sequence[Ask]:
+def _each_with_its_own(asks: Sequence[Ask], adapter: Any, name_of: NameOf) -> Sequence[Ask]:
     is_each = isinstance(adapter, (list, tuple))
     names = [name_of(own) for own in (adapter if is_each else [adapter])]
     if is_each and len(names) != len(asks):

@@ -210,7 +210,7 @@ def test_every_format_of_a_corpus_holds_the_kind(sketches, write, tmp_path):
     """All are counted alike, without the weights: 2 sheets of a sketch."""
     code, said = run("count", write(tmp_path), "--json")
     [line, *_] = map(json.loads, said.splitlines()[-1:])
-    assert (code, line["error_msg"]) == (0, None), said
+    assert (code, line["error"]) == (0, None), said
     assert line["num_input_image_tokens"] == 2 * 16
 
 
