@@ -219,8 +219,8 @@ def test_ctrl_c_at_any_time(two, one):
     texts = [f"prompt {n}" for n in range(12)]
     num_interrupted = 0
     for seed in range(15):
-        timer = interrupts(seed)
         try:
+            timer = interrupts(seed)  # which may come at once, on a busy machine
             if seed % 3:
                 two.generate(texts, LONG, use_tqdm=False)
             for text in texts * 20:
