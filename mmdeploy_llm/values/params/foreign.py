@@ -47,11 +47,19 @@ class ForeignOption:
         return any(type(own) is type(value) and own == value for own in self.off)
 
 
-@cache
 def foreign_options(owner: str) -> Mapping[str, ForeignOption]:
     """Returns the options of other engines by name, none for an unknown owner. owner: the class
     that has such options here, as EngineConfig, or "calls" for keywords of calls."""
-    rows = tomllib.loads(ROWS.read_text("utf-8")).get(owner, {})
+    return _tables().get(owner, {})
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, ForeignOption]]:
+    tables = tomllib.loads(ROWS.read_text("utf-8"))
+    return MappingProxyType({owner: _options(rows) for owner, rows in tables.items()})
+
+
+def _options(rows: Mapping[str, Any]) -> Mapping[str, ForeignOption]:
     made: dict[str, ForeignOption] = {}
     for name, row in rows.items():
         row = {"say": row} if isinstance(row, str) else row

@@ -15,7 +15,7 @@ from mmdeploy_llm.values.text.display import shown
 from mmdeploy_llm.values.text.signatures import BriefSignature, options_of
 from mmdeploy_llm.values.text.spelling import meant
 
-from .foreign import advice, that_ask
+from .foreign import advice, foreign_options, that_ask
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
@@ -130,7 +130,7 @@ def _hint(model: type[BaseModel], name: str) -> str:
         return here
     for other in _all_params(FrozenParams):
         owner = other.__name__
-        if advice(owner) and owner != model.__name__ and name in names_of(other):
+        if foreign_options(owner) and owner != model.__name__ and name in names_of(other):
             return f"it is an option of {'LLM' if owner == 'EngineConfig' else owner}"
     near = meant(name, names_of(model))
     return f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(names_of(model)))}"
