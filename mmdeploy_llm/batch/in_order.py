@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Self
 
-from mmdeploy_llm.data.outputs.base import RecordSink
+from mmdeploy_llm.data.outputs.base import AroundWriter, RecordSink
 from mmdeploy_llm.data.outputs.scan import PlaceOf
 from mmdeploy_llm.data.records.ids import DoneItems
 from mmdeploy_llm.data.records.item import Item
@@ -14,7 +13,7 @@ from mmdeploy_llm.data.records.record import Record, key_of
 from mmdeploy_llm.data.rows.rows import BadItem
 
 
-class InOrder:
+class InOrder(AroundWriter):
     """Holds each record until those of all earlier items are written. However the run ends, held
     records are written then; only the end of the process by force loses them, and the next run
     does their items again.
@@ -23,8 +22,8 @@ class InOrder:
     """
 
     def __init__(self, writer: RecordSink, done: DoneItems) -> None:
-        self._writer, self._done = writer, done
-        self.index, self.num_again = writer.index, writer.num_again
+        super().__init__(writer)
+        self._done = done
         self._expected: deque[str] = deque()
         self._held: dict[str, tuple[Record, int | None, Item | BadItem | None]] = {}
 
@@ -49,23 +48,11 @@ class InOrder:
 
     def _pass_on(self, key: str) -> None:
         self._writer.write(*self._held.pop(key))
-        self.num_again = self._writer.num_again
-
-    def check(self) -> None:
-        """See RecordSink."""
-        self._writer.check()
 
     def finish(self, place_of: PlaceOf) -> None:
         """See RecordSink."""
         self.flush()
-        self._writer.finish(place_of)
+        super().finish(place_of)
 
-    def close(self) -> None:
-        """See RecordSink."""
-        self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:  # who has opened the other writer closes it
         self.flush()

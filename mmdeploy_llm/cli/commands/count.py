@@ -208,6 +208,7 @@ def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[
 
 def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
     """Returns the counts of an item, and its error as a record has it."""
+    from mmdeploy_llm.data.records.making import bad_record
     from mmdeploy_llm.data.records.record import ItemError
     from mmdeploy_llm.data.rows.rows import BadItem
     from mmdeploy_llm.hooks.names import error_text
@@ -215,7 +216,7 @@ def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
     result = {"id": item.id, "line": item.line, **dict.fromkeys(COUNTS, 0)}
     failed: ItemError | None = None
     if isinstance(item, BadItem):
-        failed = ItemError(code=item.code, kind=item.kind, message=item.message)
+        failed = bad_record(item).error
     else:
         try:
             found = counter.count_tokens(item.prompt)
