@@ -9,12 +9,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmdeploy_llm.batch.documents.sources import Sources
 from mmdeploy_llm.batch.engine import describe_engine
-from mmdeploy_llm.batch.estimate.estimate import estimate
-from mmdeploy_llm.batch.estimate.result import Estimate
 from mmdeploy_llm.batch.job import plan_batch, run_batch, source_of
 from mmdeploy_llm.batch.options import mode_of
 from mmdeploy_llm.batch.settings import BatchJob, BatchSettings
@@ -27,6 +25,9 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.media.loading.reader import open_reader
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.text.progress_bars import UseTqdm, where_seen
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.estimate.result import Estimate
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ def estimate_input(
 ) -> Estimate:
     """Returns what all items of an input will take, see LLM.estimate_batch. fields: of
     BatchSettings."""
+    from mmdeploy_llm.batch.estimate.estimate import estimate
+
     settings = BatchSettings(
         **fields,
         max_media_bytes=config.max_media_bytes,
