@@ -19,7 +19,7 @@ from mmdeploy_llm.values.params import SamplingParams
 
 
 class Loaded:
-    """What LLM has beyond its answers: an engine that never dies."""
+    """Stands for LLM with an engine that never dies."""
 
     plugins = runtime = num_kv_blocks = death = None
     num_dead = 0

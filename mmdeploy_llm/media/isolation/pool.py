@@ -22,7 +22,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.hooks.files import file_of
 from mmdeploy_llm.system.processes.frames import Frame
 from mmdeploy_llm.system.processes.helper import START_SECONDS, Helper
-from mmdeploy_llm.system.processes.wire import unpickled
+from mmdeploy_llm.system.processes.wire import beside_pickle
 
 from .worker import serve
 
@@ -73,7 +73,7 @@ class Workers:
         }
         helper = self._take()
         try:
-            with closing(helper.stream((call, unpickled(blob)), timeout)) as frames:
+            with closing(helper.stream((call, beside_pickle(blob)), timeout)) as frames:
                 for frame in frames:
                     yield _answer_of(frame)
                     if frame.seconds_left <= 0:  # what came in time was given

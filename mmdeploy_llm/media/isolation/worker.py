@@ -43,7 +43,7 @@ def _answer(channel: Channel, call: Mapping[str, Any], blob: bytes) -> tuple[str
             shape = list(array.shape) if array is not None else None
             text = json.dumps({"fields": fields, "shape": shape}).encode()
             frames.send(channel.connection, text, [] if array is None else [array])
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError):  # the parent has gone: nobody can be told
         raise
     except RequestError as error:
         return type(error).__name__, str(error)

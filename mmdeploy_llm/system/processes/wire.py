@@ -87,8 +87,9 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
-def unpickled(data: bytes) -> Any:
-    """Returns bytes such that they are sent outside of the pickle; they arrive as a memoryview."""
+def beside_pickle(data: bytes) -> Any:
+    """Wraps bytes so that they are sent beside the pickle, uncopied; they arrive as a
+    memoryview."""
     return pickle.PickleBuffer(data)
 
 

@@ -107,7 +107,7 @@ def _answer(channel: Channel, encoder: Encoder, table: Table, wanted: RowsReques
         for piece in table.pieces(cursor):
             for message in messages(encoder, piece, cursor):
                 send(channel.connection, *message)
-    except BrokenPipeError:
+    except BrokenPipeError:  # the parent has gone: nobody can be told
         raise
     except BaseException as error:  # the libraries raise anything, panics of Rust too
         ended = _reason(error)
