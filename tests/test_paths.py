@@ -20,7 +20,7 @@ import pytest
 
 from tests.tree import HOMES, ROOT
 
-FOLDERS = ("mmdeploy_llm", "plugins", "processors", "tests", "examples", "docs", ".ci")
+FOLDERS = ("mmdeploy_llm", "plugins", "processors", "tests", "examples", "docs", "findings", ".ci")
 TEMPLATES = "mmdeploy_llm/testing/scaffold/templates/"  # what `plugins new` writes for authors
 CODE = (".py", ".h", ".cpp")
 READ = (*CODE, ".md", ".toml", ".yml", ".tmpl", "Makefile", ".ci/run")
