@@ -131,6 +131,9 @@ def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pytest.fail("it left another handler of Ctrl-C, which might end the process of a later test")
 
 
 def pytest_sessionfinish(session):

@@ -1,6 +1,7 @@
 """Wherever a text is read that is not UTF-8, the message names its encoding, as far as it shows."""
 
 import io
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from mmdeploy_llm import cli
 from mmdeploy_llm.cli.options.values import text_value
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.system.portable.signals import ENDINGS
 from mmdeploy_llm.values.text.encodings import is_gbk, not_utf8
 
 CHINESE = "描述这张图片，左边有一个红色的圆。"
@@ -78,6 +80,7 @@ def test_standard_input_in_gbk_is_told(monkeypatch):
     monkeypatch.setattr(cli, "import_module", lambda name: program)
     with pytest.raises(ConfigError) as caught:
         cli.main()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert str(caught.value) == f"--prompt: standard input is {GBK}"
 
 
@@ -92,6 +95,8 @@ def test_a_terminal_without_a_character_shows_its_number(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     program = SimpleNamespace(app=lambda: print("图片 😀"))
     monkeypatch.setattr(cli, "import_module", lambda name: program)
+    handlers = [signal.getsignal(number) for number in ENDINGS]
     cli.main()
+    assert [signal.getsignal(number) for number in ENDINGS] == handlers  # the process goes on
     out.flush()
     assert out.buffer.getvalue().decode("gbk") == "图片 \\U0001f600\n"

@@ -180,6 +180,6 @@ class TestIsolation:
         processor = make(video_fps=10)
         processor.decode(files.video(4, 10), LIMITS)  # starts the process
         with pytest.raises(MediaTimeoutError, match="media_timeout"):
-            processor.decode(files.video(200, 10), replace(LIMITS, decode_timeout=1e-4))
+            processor.decode(files.video(200, 10), replace(LIMITS, decode_timeout=1e-9))
         assert processor.decode(files.video(4, 10), LIMITS).video.timeline.num_frames == 4
         processor.close()

@@ -26,6 +26,8 @@ class Interrupts:
     """A context in which Ctrl-C ends the program with exit code 130, SIGTERM with 143, SIGHUP with
     129, and all of them without a traceback.
 
+    A program ends by SystemExit: after another end of the block, the caller's handlers are back.
+
     The first Ctrl-C raises KeyboardInterrupt, which a command may handle: `batch` closes its output
     and says how to continue. The second one ends the process at once, with its worker processes and
     temporary files; so does any during the end of the program, and while torch is imported. Has no
@@ -38,11 +40,14 @@ class Interrupts:
         self._is_ending = False
         self._number: int = signal.SIGINT  # of the signal that came last
         self._terminals: tuple[int, ...] = ()
+        self._before: dict[signal.Signals, Any] = {}  # handlers of the caller
 
     def __enter__(self) -> Interrupts:
         usual = {signal.SIGINT: signal.default_int_handler}
         for number in ENDINGS:
-            if signal.getsignal(number) is usual.get(number, signal.SIG_DFL):
+            before = usual.get(number, signal.SIG_DFL)
+            if signal.getsignal(number) is before:
+                self._before[number] = before
                 signal.signal(number, self._handle)
                 sys.unraisablehook = self._raise_again
         self._terminals = tuple(filter(os.isatty, OUTPUTS))
@@ -64,6 +69,15 @@ class Interrupts:
         # Code that an interrupt broke may have raised another error because of it.
         if isinstance(error, KeyboardInterrupt) or (self._is_pending and not is_usual):
             end_now(self.exit_code)
+        if not isinstance(error, SystemExit):
+            self._leave()
+
+    def _leave(self) -> None:
+        """Gives the signals back to a process that called `main` and goes on."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if sys.unraisablehook == self._raise_again:
+            sys.unraisablehook = sys.__unraisablehook__
 
     def forget(self) -> None:
         """Counts the next Ctrl-C as the first one, after a command has handled the last one."""
