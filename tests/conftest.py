@@ -133,7 +133,7 @@ def pytest_runtest_teardown(item, nextitem):
         gc.freeze()
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        pytest.fail("it left another handler of Ctrl-C, which might end the process of a later test")
+        pytest.fail("it left a handler of Ctrl-C, which might end the process of a later test")
 
 
 def pytest_sessionfinish(session):
