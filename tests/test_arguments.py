@@ -16,15 +16,19 @@ from mmdeploy_llm.client.arguments import (
     chat_options,
     one_params,
 )
-from mmdeploy_llm.engine.intake.prompts import read_prompt
+from mmdeploy_llm.engine.intake.prompts import PromptReader
+from mmdeploy_llm.media.loading.kinds import ModelMedia
 
 ROWS = [[5, 6, 7], [8, 9]]
 PADDED = {"input_ids": [[5, 6, 7], [8, 9, 0]], "attention_mask": [[1, 1, 1], [1, 1, 0]]}
 LEFT = {"input_ids": [[5, 6, 7], [0, 8, 9]], "attention_mask": [[1, 1, 1], [0, 1, 1]]}
 
 
+read = PromptReader.of_model(ModelMedia()).read
+
+
 def ids_of(prompts):
-    return [list(read_prompt(prompt).ids) for prompt in as_prompts(prompts)]
+    return [list(read(prompt).ids) for prompt in as_prompts(prompts)]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_a_wrong_prompt_among_others_is_named_by_its_index():
 
 def test_a_message_given_as_a_prompt_is_told_of_chat():
     with pytest.raises(RequestError, match=r"unknown key 'role'; .* chat\(\)"):
-        read_prompt({"role": "user", "content": "hi"})
+        read({"role": "user", "content": "hi"})
 
 
 def test_what_is_not_sampling_params_is_told_how_to_become_them():

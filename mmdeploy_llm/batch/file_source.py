@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from mmdeploy_llm.batch.corpus.columns import check_no_columns
@@ -20,6 +21,7 @@ from mmdeploy_llm.data.records.item import Item, Media, Question, kind_of_path
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.data.rows.rows import BadItem, Lines
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.values.params import SamplingParams
 
@@ -90,6 +92,7 @@ class FileSource:
             check_no_columns(text, (file.path for file in found.files), self.names)
         self._named, self._text_of = names_in(texts), text_of
         self._found, self._selection = found, selection.over(len(found.files))
+        self._prompts = PromptReader.of_kinds(found.kinds)
         self.about = self._selection.words(len(found.files))
         self._params, self._question, self._asks = params, question, asks
         self._template_kwargs = dict(template_kwargs or {})
@@ -209,8 +212,14 @@ class FileSource:
     def _questions(self, file: FoundFile) -> tuple[Question, ...]:
         """Builds the prompts, with an absolute path where the name would be read as a URL."""
         content = [{"type": file.kind, file.kind: self._given(file)}]
-        messages = with_system([{"role": "user", "content": content}], self._system)
-        prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        kwargs = dict(self._template_kwargs)
+        given = {
+            "messages": [{"role": "user", "content": content}],
+            "chat_template_kwargs": kwargs,
+        }
+        prompt = self._prompts.read(given)
+        assert prompt.messages is not None
+        prompt = replace(prompt, messages=with_system(prompt.messages, self._system))
         asked = self._asks.questions or {"": self._plain(file)}
         if self._named:
             values = self._values(file)

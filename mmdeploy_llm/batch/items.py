@@ -20,13 +20,19 @@ from mmdeploy_llm.data.records.identity import digest_of, file_paths, file_state
 from mmdeploy_llm.data.records.item import Item, Media
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.engine.intake.prompts import CONTENT_KEYS, PROMPT_KEYS, hint_of_key
+from mmdeploy_llm.engine.intake.prompts import (
+    CONTENT_KEYS,
+    PROMPT_KEYS,
+    PromptReader,
+    hint_of_key,
+    with_changed_media,
+)
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks import KindTable
-from mmdeploy_llm.media.loading.expanding import PartExpander
-from mmdeploy_llm.media.loading.forms import PromptMedia, is_one
+from mmdeploy_llm.media.loading.forms import is_one
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import ChatMessage, PromptParts
 
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params", "ask")
 _KNOWN = frozenset(KNOWN_KEYS)
@@ -56,7 +62,7 @@ class ItemReader:
         kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         self._folder = folder
-        self._reader = PromptMedia(kind_of=kinds.of_part, expander=PartExpander(kinds))
+        self._prompts = PromptReader.of_kinds(kinds)
         self._defaults = defaults
         self._template_kwargs = dict(template_kwargs or {})
         self._system = system
@@ -87,7 +93,7 @@ class ItemReader:
             prompt = self._prompt(fields, media)
             asked = fields.get("ask")
             questions = () if asked is None else questions_about(prompt, read_asks(asked))
-            prompt = dict(questions[0].prompt) if questions else prompt
+            prompt = questions[0].prompt if questions else prompt
             carried = {"columns": columns} if columns else {}
             return Item(
                 line=line,
@@ -105,22 +111,20 @@ class ItemReader:
             message = str(error) or "the line is nested too deeply"
             return BadItem(line=line, id=item_id, message=message, kind=type(error).__name__)
 
-    def _prompt(self, fields: Mapping[str, Any], media: _Media) -> dict[str, Any]:
-        prompt = {name: fields[name] for name in PROMPT_KEYS if fields.get(name) is not None}
-        prompt = self._reader.changed(prompt, media.resolved)
-        if "messages" not in prompt:
-            if self._system is not None:
-                raise RequestError("a system message is for messages, and this line has none")
+    def _prompt(self, fields: Mapping[str, Any], media: _Media) -> PromptParts:
+        given = {name: fields[name] for name in PROMPT_KEYS if fields.get(name) is not None}
+        if self._system is not None and "messages" not in given:
+            raise RequestError("a system message is for messages, and this line has none")
+        prompt = with_changed_media(self._prompts.read(given), media.resolved)
+        if prompt.messages is None:
             return prompt
-        if self._system is not None:
-            prompt["messages"] = with_system(prompt["messages"], self._system)
-        _check_template(prompt.get("chat_template"))
-        own = prompt.get("chat_template_kwargs", {})
+        _check_template(prompt.template)
+        own = prompt.template_kwargs or {}
         if not isinstance(own, Mapping):
             raise RequestError(f"chat_template_kwargs must be an object, got {_name(own)}")
-        if kwargs := {**self._template_kwargs, **own}:
-            prompt["chat_template_kwargs"] = kwargs
-        return prompt
+        kwargs = {**self._template_kwargs, **own}
+        messages = with_system(prompt.messages, self._system)
+        return replace(prompt, messages=messages, template_kwargs=kwargs or None)
 
     def _params(self, own: Any) -> SamplingParams:
         if own is None:
@@ -135,14 +139,11 @@ class ItemReader:
         return SamplingParams(**{**defaults, **own})
 
 
-def with_system(messages: Any, system: str | None) -> Any:
+def with_system(messages: tuple[ChatMessage, ...], system: str | None) -> tuple[ChatMessage, ...]:
     """Returns messages that begin with a system message, unless they have one."""
-    if system is None or not isinstance(messages, Sequence):
+    if system is None or any(message.role in SYSTEM_ROLES for message in messages):
         return messages
-    roles = [each.get("role") for each in messages if isinstance(each, Mapping)]
-    if any(role in SYSTEM_ROLES for role in roles):
-        return messages
-    return [{"role": "system", "content": system}, *messages]
+    return (ChatMessage(fields={"role": "system"}, content=system), *messages)
 
 
 def _explicit(params: SamplingParams) -> dict[str, Any]:
@@ -222,24 +223,13 @@ def _named(found: Sequence[Media], names: Sequence[str | None]) -> tuple[Media, 
     return tuple(own if name is None else replace(own, name=name) for own, name in pairs)
 
 
-def _question(prompt: Mapping[str, Any]) -> str | None:
+def _question(prompt: PromptParts) -> str | None:
     """Returns the start of the prompt, or of the last message that has text."""
-    text = prompt.get("prompt")
-    messages = prompt.get("messages")
-    if isinstance(messages, list):
-        text = next(filter(None, map(_text_of, reversed(messages))), None)
-    if not isinstance(text, str):
+    texts = (message.text for message in reversed(prompt.messages or ()))
+    text = prompt.text if prompt.messages is None else next(filter(None, texts), None)
+    if text is None:
         return None
     return text if len(text) <= MAX_QUESTION else text[: MAX_QUESTION - 1] + "…"
-
-
-def _text_of(message: Any) -> str:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
-    return " ".join(text for text in texts if isinstance(text, str))
 
 
 def _name(value: Any) -> str:

@@ -9,6 +9,7 @@ from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.prompt import PromptParts
 from mmdeploy_llm.values.text.signatures import takes
 from mmdeploy_llm.weights.folder import PROMPT_FILES, look_up
 
@@ -38,7 +39,7 @@ class TokenCounter(Belonging):
         self._is_closed = False
         self._intake = open_intake(config)
 
-    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
+    def count_tokens(self, prompt: Prompt | Conversation | PromptParts) -> TokenCount:
         """Counts prompt and media tokens. Raises RequestError for a prompt that cannot be prepared.
         May be called from several threads."""
         self._home.check()

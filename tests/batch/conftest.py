@@ -16,6 +16,7 @@ from mmdeploy_llm.values.outputs.request_output import (
     RequestOutput,
 )
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 
 class Loaded:
@@ -39,7 +40,7 @@ class FakeLLM(Loaded):
 
     def __init__(self) -> None:
         self.num_taken = 0
-        self.prompts: list[dict] = []
+        self.prompts: list[PromptParts] = []
         self.params: list[SamplingParams] = []
         self.is_closed = False
         self.is_aborted = False
@@ -66,11 +67,10 @@ class FakeLLM(Loaded):
             error = None if output.is_ok else MediaError(output.error_msg)
             yield Answer(ask=ask, output=output, error=error)
 
-    def answer(self, prompt: dict, n: int = 1) -> RequestOutput:
-        said = prompt.get("prompt")
+    def answer(self, prompt: PromptParts, n: int = 1) -> RequestOutput:
+        said = prompt.text
         if said is None:
-            part = prompt["messages"][0]["content"][0]
-            said = part[part["type"]]
+            said = next(prompt.items).source.uri
         name = said.rpartition("/")[2]
         if "stop" in name:
             raise KeyboardInterrupt

@@ -188,7 +188,7 @@ def test_a_batch_with_a_poisonous_item_is_complete(jsonl, tmp_path):
             pass
 
         def text_of(self, ask):
-            return ask.prompt["prompt"]
+            return ask.prompt.text
 
     source = jsonl(*({"prompt": "poison" if n == 6 else f"p{n}"} for n in range(20)))
     job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(engine_restarts=2))

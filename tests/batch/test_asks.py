@@ -9,8 +9,11 @@ from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.questions.asks import Asks, questions_about
 from mmdeploy_llm.batch.settings import BatchSettings
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.outputs.request_output import Completions
+from mmdeploy_llm.values.prompt import PromptParts, TextPart
 from tests.batch.conftest import Loaded
 
 TWO = {"caption": "Describe.", "tags": "List tags."}
@@ -36,8 +39,8 @@ class Asked(Loaded):
         for ask in reversed(list(asks)):
             self.groups.append(ask.group)
             self.prompts.append(ask.prompt)
-            question = ask.prompt["messages"][-1]["content"][-1]["text"]
-            output = self.fake.answer({"prompt": "bad" if "bad" in question else question})
+            question = ask.prompt.messages[-1].parts[-1].text
+            output = self.fake.answer(PromptParts(text="bad" if "bad" in question else question))
             if output.is_ok:
                 own = replace(output.outputs[0], text=f"To {question}", reasoning_content=None)
                 output = replace(output, outputs=Completions([own]))
@@ -72,7 +75,8 @@ def test_an_item_has_one_record_with_all_answers(run, pictures):
     assert summary.run.num_items == 1
     assert summary.run.answers == {"caption": 1, "tags": 1}
     assert llm.groups == [1, 1]
-    assert [part["type"] for part in llm.prompts[0]["messages"][0]["content"]] == ["image", "text"]
+    picture, text = llm.prompts[0].messages[0].content
+    assert (picture.item.kind, type(text)) == ("image", TextPart)
 
 
 def test_a_failed_question_is_named_and_the_others_are_kept(run, pictures):
@@ -152,7 +156,7 @@ def test_the_input_has_changed_when_a_column_of_a_later_question_has(run, jsonl)
 
 def test_a_system_message_begins_each_conversation(run, pictures):
     _, _, llm = run(pictures / "sub", asks=Asks.given(TWO), system="Be brief.")
-    assert [prompt["messages"][0]["content"] for prompt in llm.prompts] == ["Be brief."] * 2
+    assert [prompt.messages[0].content for prompt in llm.prompts] == ["Be brief."] * 2
 
 
 def test_reasoning_of_every_question_is_kept(fake_llm):
@@ -199,9 +203,7 @@ def test_files_have_no_columns(pictures, run):
 
 def test_a_question_is_the_last_part():
     parts = ({"type": "image", "image": "a"}, {"type": "text", "text": "Before."})
-    (found,) = questions_about({"messages": [{"role": "user", "content": parts}]}, {"a": "Now?"})
-    assert [part.get("text") for part in found.prompt["messages"][0]["content"]] == [
-        None,
-        "Before.",
-        "Now?",
-    ]
+    prompt = PromptReader.of_kinds(BUILT_IN_KINDS).read([{"role": "user", "content": parts}])
+    (found,) = questions_about(prompt, {"a": "Now?"})
+    picture, *texts = found.prompt.messages[0].content
+    assert (picture.item.kind, [own.text for own in texts]) == ("image", ["Before.", "Now?"])

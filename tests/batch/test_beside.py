@@ -123,7 +123,7 @@ def test_a_text_that_is_there_is_part_of_the_question(do, pictures, fake_llm):
         return run_batch(plan_batch("pictures", "out.jsonl", settings), lambda: fake_llm)
 
     summary = run()
-    found = {own["messages"][0]["content"][1]["text"] for own in fake_llm.prompts}
+    found = {own.messages[0].text for own in fake_llm.prompts}
     end = " {{sidecar}} {1}"
     assert found == {
         f"Improve this caption: a {{draft}}.{end}",

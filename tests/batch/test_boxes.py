@@ -20,6 +20,7 @@ from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.request_output import Completions
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 from .conftest import FakeLLM
 
@@ -34,7 +35,7 @@ class Grounding(FakeLLM):
 
     def answer(self, prompt, n=1):
         output = super().answer(prompt, n)
-        text = prompt.get("prompt", "")
+        text = prompt.text or ""
         own = [replace(sample, text=text) for sample in output.outputs]
         return replace(output, outputs=Completions(own)) if output.is_ok else output
 
@@ -128,7 +129,7 @@ def test_boxes_of_several_questions(tmp_path):
     class Asked(Grounding):
         def answer(self, prompt, n=1):
             number = 1 + ("second" in str(prompt))
-            return super().answer({"prompt": f"[{', '.join([CAT] * number)}]"}, n)
+            return super().answer(PromptParts(text=f"[{', '.join([CAT] * number)}]"), n)
 
     summary = run_batch(job, Asked)
     record = next(iter(summary.records()))

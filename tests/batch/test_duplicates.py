@@ -14,6 +14,7 @@ from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.media.loading.reader import open_reader
 from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.values.prompt import PromptParts
 
 
 @pytest.fixture
@@ -131,7 +132,9 @@ def test_rows_that_ask_something_else_are_not_the_same(
         row("9", "What?", Image.open(io.BytesIO(data))),
         row("10", "What?", Image.open(io.BytesIO(data))),
     ]
-    monkeypatch.setattr(type(fake_llm), "answer", lambda own, _, n: answer(own, {"prompt": "x"}, n))
+    monkeypatch.setattr(
+        type(fake_llm), "answer", lambda own, _, n: answer(own, PromptParts(text="x"), n)
+    )
     assert run(rows)[1] == len(rows) - 1
     records = records_of(tmp_path / "out.jsonl")
     assert [name for name, record in records.items() if record.get("same_as")] == ["2"]

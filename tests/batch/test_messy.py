@@ -15,6 +15,7 @@ from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.options import FindingOptions
 from mmdeploy_llm.data.records.unicode_text import unescaped
 from mmdeploy_llm.values.outputs.request_output import Completions
+from mmdeploy_llm.values.prompt import PromptParts
 
 from .messy import FAILED, READ, SKIPPED, write_messy
 
@@ -91,10 +92,9 @@ def test_found_is_captioned_and_empty_and_truncated_and_failed_and_skipped(
     lacking = {"holiday/1.jpg": "empty", "holiday/2.jpg": "truncated", "scans/3.png": "truncated"}
 
     def answered(own, prompt, n=1):
-        part = prompt["messages"][0]["content"][0]
-        name = part[part["type"]].removeprefix(f"{messy.root}/")
+        name = next(prompt.items).source.uri.removeprefix(f"{messy.root}/")
         said = "bad" if name in messy.names(FAILED) else "good"
-        output = answer(own, {"prompt": said}, n)
+        output = answer(own, PromptParts(text=said), n)
         lack = lacking.get(name)
         if lack is not None:
             text = "" if lack == "empty" else "half of"

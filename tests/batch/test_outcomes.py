@@ -14,6 +14,7 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.outputs.request_output import CompletionOutput, Completions, ToolCall
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 EMPTY = {"text": " \n", "token_ids": [5]}
 CUT = {"finish_reason": "length", "token_ids": [5, 6, 7, 8]}
@@ -27,7 +28,7 @@ def completion(**values):
 
 def made(fake_llm, *samples, **params):
     params = SamplingParams(**{"max_tokens": 4, **params})
-    item = Item(line=1, id="i", prompt={"prompt": "p"}, params=params)
+    item = Item(line=1, id="i", prompt=PromptParts(text="p"), params=params)
     failed = next((each for each in samples if not each.is_ok), None)
     fault = {"error_code": failed.error_code, "error_msg": failed.error_msg} if failed else {}
     output = replace(fake_llm.answer(item.prompt), outputs=Completions(samples), **fault)
@@ -143,7 +144,7 @@ def lacking(fake_llm, monkeypatch):
     usual = fake_llm.answer
 
     def answer(prompt, n=1):
-        kind = prompt["prompt"].split()[0]
+        kind = prompt.text.split()[0]
         values = {
             "empty": EMPTY,
             "cut": CUT,
@@ -179,7 +180,7 @@ def test_a_run_counts_them_and_does_again_what_it_is_told(lacking, tmp_path, nam
     again = {"mode": "resume", "retried": Retried.parse("empty")}
     lacking.prompts.clear()
     done = run_batch(plan_batch(rows, out, replace(settings, **again)), lambda: lacking)
-    assert [prompt["prompt"] for prompt in lacking.prompts] == ["empty 2", "thought 4"]
+    assert [prompt.text for prompt in lacking.prompts] == ["empty 2", "thought 4"]
     assert done.outcomes == summary.outcomes
     assert len(list(open_sink(out).entries())) == 5
     assert [record.outcome for record in done.records(most=1)] != ["ok"]

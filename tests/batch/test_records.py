@@ -12,12 +12,13 @@ from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import PromptTooLongError
 from mmdeploy_llm.values.outputs.request_output import Completions, ToolCall
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 from mmdeploy_llm.values.text.display import seconds
 
 
 def item(prompt, n=1, **values):
     params = SamplingParams(n=n)
-    return Item(line=3, id="i", prompt={"prompt": prompt}, params=params, **values)
+    return Item(line=3, id="i", prompt=PromptParts(text=prompt), params=params, **values)
 
 
 def answer(fake_llm, prompt, n=1, error=None, **values):
@@ -46,7 +47,7 @@ def test_several_samples_are_listed_in_their_order(fake_llm):
 
 
 def test_one_failed_sample_makes_the_item_failed_and_loses_no_other(fake_llm):
-    output = fake_llm.answer({"prompt": "cat"}, 3)
+    output = fake_llm.answer(PromptParts(text="cat"), 3)
     fault = {"finish_reason": "error", "error_code": 500, "error_msg": "no memory", "text": ""}
     samples = [output.outputs[0], replace(output.outputs[1], **fault), output.outputs[2]]
     message = "1 of 3 completions failed, first completion 1: no memory"
@@ -62,7 +63,7 @@ def test_one_failed_sample_makes_the_item_failed_and_loses_no_other(fake_llm):
 def test_tool_calls(fake_llm):
     """Tool calls have the form of OpenAI's API; a record without calls lacks the key."""
     made = ToolCall(id="c", name="f", arguments='{"x": 1}')
-    output = fake_llm.answer({"prompt": "cat"}, 2)
+    output = fake_llm.answer(PromptParts(text="cat"), 2)
     own = replace(output.outputs[0], tool_calls=(made,), finish_reason="tool_calls")
     output = replace(output, outputs=Completions([own, output.outputs[1]]))
     record = record_of(item("cat", n=2), output)

@@ -57,7 +57,7 @@ def rows(*texts):
 def test_a_changed_line_is_done_again_and_counted_once(do, out):
     do(rows("a", "b", "c"), "new")
     summary, prompts = do(rows("a", "B", "c", "d"))
-    assert [prompt["prompt"] for prompt in prompts] == ["B", "d"]
+    assert [prompt.text for prompt in prompts] == ["B", "d"]
     assert (summary.num_before, summary.num_again, summary.num_records) == (2, 1, 4)
     assert ids(out) == ["item-0", "item-1", "item-2", "item-3"]
     assert len(out.read_bytes().splitlines()) == 4
@@ -96,7 +96,7 @@ def test_a_changed_file_is_done_again(do, out, pictures):
     (pictures / "2.png").write_bytes(b"bytes of another length")
     os.utime(pictures / "10.png", ns=(1, 1))
     _, prompts = do(pictures, retried=NOTHING)
-    names = [Path(prompt["messages"][0]["content"][0]["image"]).name for prompt in prompts]
+    names = [Path(next(prompt.items).source.uri).name for prompt in prompts]
     assert names == ["2.png", "10.png"]
     assert len(ids(out)) == len(out.read_bytes().splitlines()) == len(set(ids(out)))
 
@@ -181,7 +181,7 @@ def test_results_of_another_configuration_are_kept_when_they_are_wanted(do, out)
     second = {"sampling_params": SamplingParams(max_tokens=5), **first}
     do(rows("a", "b"), "new", **first)
     _, prompts = do(rows("a", "changed", "c"), is_any_config_kept=True, **second)
-    assert [prompt["prompt"] for prompt in prompts] == ["changed", "c"]
+    assert [prompt.text for prompt in prompts] == ["changed", "c"]
     assert len({record.config_digest for record in read_records(out)}) == 2
     assert do(rows("a", "changed", "c"), **second)[1] == []  # was allowed once
     with pytest.raises(ConfigError, match="max_tokens is not set, was 5"):
@@ -348,7 +348,7 @@ def test_a_run_killed_while_it_does_changed_items_again(do, out, in_child):
     texts = {record.id: record.text[-1] for record in read_records(out)}
     assert texts == {f"item-{number}": text for number, text in enumerate("ABCDef")}
     summary, prompts = do(rows(*"ABCDEF"))
-    assert [prompt["prompt"] for prompt in prompts] == ["E", "F"]
+    assert [prompt.text for prompt in prompts] == ["E", "F"]
     assert (summary.num_records, summary.num_before) == (6, 4)
     assert len(out.read_bytes().splitlines()) == 6
 

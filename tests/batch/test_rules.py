@@ -98,7 +98,7 @@ class Drawing:
     def answer_each(self, asks):
         for ask in asks:
             self.asked.append(ask)
-            texts = ask.prompt["prompt"].split("|")
+            texts = ask.prompt.text.split("|")
             text = texts[min(ask.num_retries, len(texts) - 1)]
             sample = CompletionOutput(text=text, token_ids=[1], finish_reason="stop")
             output = RequestOutput(

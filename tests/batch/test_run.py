@@ -74,30 +74,25 @@ def test_a_folder_gives_a_question_about_each_file(fake_llm, pictures, out):
     summary = do(fake_llm, pictures, out, **settings)
     assert summary.num_records == 6
     assert (summary.run.num_items, summary.unit) == (6, "file")
-    asked = {
-        prompt["messages"][0]["content"][0]["type"]: prompt["messages"][0]["content"]
-        for prompt in fake_llm.prompts
-    }
-    assert asked["video"][0]["video"] == str(pictures / "clip.mp4")
-    assert asked["video"][1]["text"] == "Describe the video."
-    assert asked["image"][1]["text"] == "Describe the image."
-    assert fake_llm.prompts[0]["chat_template_kwargs"] == {"enable_thinking": True}
+    asked = {next(prompt.items).kind: prompt for prompt in fake_llm.prompts}
+    assert next(asked["video"].items).source.uri == str(pictures / "clip.mp4")
+    assert asked["video"].messages[0].text == "Describe the video."
+    assert asked["image"].messages[0].text == "Describe the image."
+    assert fake_llm.prompts[0].template_kwargs == {"enable_thinking": True}
 
 
 def test_file_names_never_read_as_urls(fake_llm, tmp_path, monkeypatch, out, png):
     (tmp_path / "data:a.png").write_bytes(png)
     monkeypatch.chdir(tmp_path)
     do(fake_llm, ".", out)
-    assert fake_llm.prompts[0]["messages"][0]["content"][0]["image"] == os.path.abspath(
-        "data:a.png"
-    )
+    assert next(fake_llm.prompts[0].items).source.uri == os.path.abspath("data:a.png")
 
 
 def test_resume_does_only_what_is_missing_or_failed(fake_llm, jsonl, out):
     do(fake_llm, jsonl(*prompts("a", "bad", "c")), out)
     again = jsonl(*prompts("a", "good now", "c", "d"))
     summary = do(fake_llm, again, out, mode="resume")
-    assert [prompt["prompt"] for prompt in fake_llm.prompts[3:]] == ["good now", "d"]
+    assert [prompt.text for prompt in fake_llm.prompts[3:]] == ["good now", "d"]
     assert sorted(record.id for record in read_records(out)) == [1, 2, 3, 4]
     assert (summary.num_before, summary.num_records, summary.num_failed) == (2, 4, 0)
 

@@ -68,7 +68,7 @@ def do(fake_llm):
             part_items = None
         settings = BatchSettings(mode=mode, part_items=part_items, **values)
         summary = run_batch(plan_batch(given, output, settings), lambda: fake_llm)
-        return summary, [prompt["prompt"] for prompt in fake_llm.prompts[before:]]
+        return summary, [prompt.text for prompt in fake_llm.prompts[before:]]
 
     return run
 
@@ -526,7 +526,7 @@ def test_media_are_stored_as_they_were_given(do, here, png, image):
     part = {"type": "image_url", "image_url": {"url": str(image)}}
     rows.append({"id": "none", "prompt": "none"})
     content = [part, {"type": "text", "text": "x"}]
-    rows.append({"id": "chat", "prompt": "p", "messages": [{"role": "user", "content": content}]})
+    rows.append({"id": "chat", "messages": [{"role": "user", "content": content}]})
     do(rows, "out.tar", part_items=100)
     found = samples(here)
     for name in ("path", "bytes", "data", "file", "struct", "chat"):

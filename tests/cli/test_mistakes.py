@@ -117,7 +117,7 @@ def test_a_question_may_stand_in_a_file(words, question, tmp_path, planned):
     done = CliRunner().invoke(app, [*HERE, *words], input="from a pipe\n")
     assert done.exit_code == 0, done.output
     (item,) = planned[0].source
-    assert item.prompt["messages"][-1]["content"][-1]["text"] == question
+    assert item.prompt.messages[-1].text == question
     assert planned[0].settings.configuration().values["prompt"] == question
 
 
@@ -131,6 +131,11 @@ def test_sampling_takes_pairs_objects_and_files(text, tmp_path, planned):
     assert (params.top_k, params.min_p, params.temperature) == (3, 0.1, None)
 
 
+def said(item):
+    """Who says what."""
+    return [(message.role, message.text) for message in item.prompt.messages]
+
+
 def test_a_system_message_goes_before_the_question_and_a_lines_own_wins(tmp_path, planned):
     own = {"messages": [{"role": "system", "content": "mine"}, {"role": "user", "content": "x"}]}
     rows = [{"messages": [{"role": "user", "content": "x"}]}, own, {"prompt": "raw"}]
@@ -139,11 +144,10 @@ def test_a_system_message_goes_before_the_question_and_a_lines_own_wins(tmp_path
         done = CliRunner().invoke(app, [*words, "--system", "Be brief."])
         assert done.exit_code == 0, done.output
     (picture,) = planned[0].source
-    system = {"role": "system", "content": "Be brief."}
-    assert picture.prompt["messages"][0] == system
+    assert said(picture)[0] == ("system", "Be brief.")
     first, second, third = planned[1].source
-    assert first.prompt["messages"] == [system, *rows[0]["messages"]]
-    assert second.prompt["messages"] == own["messages"]
+    assert said(first) == [("system", "Be brief."), ("user", "x")]
+    assert said(second) == [("system", "mine"), ("user", "x")]
     assert third.message == "a system message is for messages, and this line has none"
     assert planned[1].settings.configuration().values["system"] == "Be brief."
 

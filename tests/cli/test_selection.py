@@ -17,6 +17,7 @@ from mmdeploy_llm.data.records.ids import DoneItems, Selection
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 NUM_FILES = 70  # enough for an order that mixes sizes
 CAPTION, BATCH = ("caption", "pics"), ("batch", "in.jsonl", "-o", "out.jsonl")
@@ -163,7 +164,9 @@ class Writer:
 
 
 def test_records_wait_for_those_before_them_and_none_is_lost():
-    items = [Item(line=n, id=str(n), prompt={}, params=SamplingParams()) for n in range(1, 7)]
+    items = [
+        Item(line=n, id=str(n), prompt=PromptParts(), params=SamplingParams()) for n in range(1, 7)
+    ]
     done = DoneItems()
     done.add("2", "")
     writer = Writer()

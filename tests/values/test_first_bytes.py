@@ -11,8 +11,10 @@ from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.media.image.files import sniff as sniff_image
 from mmdeploy_llm.media.sound.headers.formats import sniff as sniff_sound
 from mmdeploy_llm.media.video.container import sniff as sniff_video
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.first_bytes import FORMATS, HEAD, format_of
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 
 def boxes(major, *others):
@@ -25,7 +27,7 @@ def boxes(major, *others):
 def stored_as(head, name=None):
     """The suffix under which a sample of a tar holds these bytes, of a file of this name."""
     source = head if name is None else str(name)
-    prompt = {"prompt": "", "multimodal_data": {"image": source}}
+    prompt = PromptParts(media=(MediaItem(kind="image", source=source, options={}),))
     with first_media(Item(line=1, id=1, prompt=prompt, params=SamplingParams(), media=())) as blob:
         return blob.suffix
 

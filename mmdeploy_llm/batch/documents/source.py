@@ -160,7 +160,7 @@ class PageSource(FileSource):
     def _good(self, own: str, file: FoundFile) -> Item:
         item = super()._good(own, file)
         assert isinstance(file, PageFile)
-        text = item.prompt["messages"][-1]["content"][-1].get("text", "")
+        text = item.prompt.messages[-1].text if item.prompt.messages else ""
         return replace(
             item,
             media=(_media(file),),

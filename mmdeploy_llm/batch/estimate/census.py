@@ -13,7 +13,7 @@ from mmdeploy_llm.data.records.item import Item, part_of
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.messages import Prompt
+from mmdeploy_llm.values.prompt import PromptParts
 
 from .draw import Chosen, Drawn
 
@@ -93,7 +93,7 @@ def name_of(item: Item | BadItem) -> str:
 
 
 def count_tokens(
-    source: Source, drawn: Drawn, seed: int, count: Callable[[Prompt], TokenCount]
+    source: Source, drawn: Drawn, seed: int, count: Callable[[PromptParts], TokenCount]
 ) -> Tokens | None:
     """Counts the tokens of the sample, of other files drawn at random and of the largest files,
     within MAX_SECONDS; None when none could be counted."""
@@ -121,7 +121,7 @@ def count_tokens(
 
 
 def _counts(
-    items: Iterable[Item | BadItem], count: Callable[[Prompt], TokenCount]
+    items: Iterable[Item | BadItem], count: Callable[[PromptParts], TokenCount]
 ) -> Iterator[tuple[str, int, int]]:
     """Yields name, prompt tokens and media tokens of items, until MAX_SECONDS are over."""
     deadline = time.monotonic() + MAX_SECONDS

@@ -73,9 +73,10 @@ def fewer_image_tokens(
 
 
 def _with_budget(item: Item, budget: int) -> Item:
-    kwargs = {**item.prompt.get("mm_processor_kwargs", {}), "image_tokens": budget}
+    kwargs = {**(item.prompt.processor_kwargs or {}), "image_tokens": budget}
+    prompt = replace(item.prompt, processor_kwargs=kwargs)
     params = item.params.model_copy(update={"max_tokens": 1, "min_tokens": 0})
-    return replace(item, prompt={**item.prompt, "mm_processor_kwargs": kwargs}, params=params)
+    return replace(item, prompt=prompt, params=params)
 
 
 def _times(

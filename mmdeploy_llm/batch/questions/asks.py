@@ -15,6 +15,7 @@ from typing import Any
 from mmdeploy_llm.data.records.item import Item, Question
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.values.pooling_request import PoolingRequest
+from mmdeploy_llm.values.prompt import ChatMessage, PromptParts, TextPart
 
 MAX_ASKS = 64
 MAX_SHOWN = 40  # characters of a wrong value
@@ -95,21 +96,13 @@ def vector_values(wanted: PoolingRequest) -> dict[str, Any]:
     return {"vectors.what": "vector", **{f"vectors.{name}": own for name, own in given.items()}}
 
 
-def plain_prompt(prompt: Mapping[str, Any]) -> dict[str, Any]:
+def plain_prompt(prompt: PromptParts) -> PromptParts:
     """Returns the media and the text of a conversation with one message as a prompt without one."""
-    (message,) = prompt["messages"]
-    media: dict[str, list[Any]] = {}
-    texts = []
-    for part in message["content"]:
-        kind = part["type"]
-        if kind == "text":
-            texts.append(part["text"])
-        else:
-            media.setdefault(kind, []).append(part[kind])
-    kept = ("messages", "chat_template_kwargs")
-    plain = {name: value for name, value in prompt.items() if name not in kept}
-    plain |= {"prompt": "\n".join(texts)} if texts else {}
-    return {**plain, **({"multimodal_data": media} if media else {})}
+    assert prompt.messages is not None
+    (message,) = prompt.messages
+    texts = [part.text for part in message.parts if isinstance(part, TextPart)]
+    text, media = "\n".join(texts) if texts else None, tuple(prompt.items)
+    return replace(prompt, messages=None, template_kwargs=None, text=text, media=media)
 
 
 def read_asks(given: Any) -> dict[str, str]:
@@ -129,39 +122,24 @@ def read_asks(given: Any) -> dict[str, str]:
     return dict(given)
 
 
-def questions_about(prompt: Mapping[str, Any], texts: Mapping[str, str]) -> tuple[Question, ...]:
+def questions_about(prompt: PromptParts, texts: Mapping[str, str]) -> tuple[Question, ...]:
     """Returns a question for each text, which is the last part of the last message. Raises
     RequestError for a prompt to which none can be added."""
-    messages = prompt.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, Mapping) or last.get("role") != "user":
+    if prompt.messages is None or prompt.messages[-1].role != "user":
         raise RequestError(
             "ask adds its questions to 'messages' whose last one is the user's, with the media in "
             'its content: [{"role": "user", "content": [{"type": "image", "image": ...}]}]'
         )
-    content = last.get("content")
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}] if content else []
-    if content is not None and not isinstance(content, (list, tuple)):
-        raise RequestError(f"'content' must be a text or a list, got {type(content).__name__}")
-    before, parts = list(messages or ())[:-1], list(content or ())
+    *before, last = prompt.messages
     return tuple(
-        Question(
-            name=name,
-            prompt={
-                **prompt,
-                "messages": [
-                    *before,
-                    {**last, "content": [*parts, *_text_part(text)]},
-                ],
-            },
-        )
+        Question(name=name, prompt=replace(prompt, messages=(*before, _with_text(last, text))))
         for name, text in texts.items()
     )
 
 
-def _text_part(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}] if text else []
+def _with_text(message: ChatMessage, text: str) -> ChatMessage:
+    """Returns the message with a text at its end."""
+    return replace(message, content=(*message.parts, *([TextPart(text=text)] if text else ())))
 
 
 def _shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.system.guarding.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 ANSWERS = "answers.json"
 HELD_OUT = 10  # every tenth item is held out
@@ -34,7 +35,7 @@ OpenModel = Callable[..., AbstractContextManager[GeneratingModel]]
 class Sample:
     """A prompt that ends with its answer. start: the number of tokens before the answer."""
 
-    prompt: Mapping[str, Any]
+    prompt: PromptParts
     start: int
 
 
@@ -111,13 +112,11 @@ def _answer(output: RequestOutput) -> dict[str, Any]:
     return {"text": text, "ids": ids, "start": len(output.prompt_token_ids)}
 
 
-def _completed(
-    prompt: Mapping[str, Any], answer: Mapping[str, Any], media: ChatMedia
-) -> Mapping[str, Any]:
+def _completed(prompt: PromptParts, answer: Mapping[str, Any], media: ChatMedia) -> PromptParts:
     """Returns a prompt with its answer at its end: text for a text or a chat, else ids."""
-    if "prompt_token_ids" in prompt:
-        return {**prompt, "prompt_token_ids": [*prompt["prompt_token_ids"], *answer["ids"]]}
-    if "messages" not in prompt:
-        return {**prompt, "prompt": answer["text"]}
-    rest = {name: prompt[name] for name in ("mm_processor_kwargs",) if name in prompt}
-    return {"prompt": answer["text"], "multimodal_data": media.of(prompt["messages"]), **rest}
+    if prompt.ids is not None:
+        return replace(prompt, ids=(*prompt.ids, *answer["ids"]))
+    if prompt.messages is None:
+        return replace(prompt, text=answer["text"])
+    kwargs = prompt.processor_kwargs
+    return PromptParts(text=answer["text"], media=media.of(prompt), processor_kwargs=kwargs)

@@ -182,11 +182,14 @@ def single_item(text: str, images: list[str], is_raw: bool, kwargs: dict[str, An
     """Returns the prompt of the command line as an item."""
     from mmdeploy_llm.cli.terminal.output import user_message
     from mmdeploy_llm.data.records.item import Item
+    from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+    from mmdeploy_llm.engine.intake.prompts import PromptReader
     from mmdeploy_llm.values.params import SamplingParams
 
-    prompt: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
+    given: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
     if not is_raw:
-        prompt = {"messages": [user_message(text, images)], "chat_template_kwargs": kwargs}
+        given = {"messages": [user_message(text, images)], "chat_template_kwargs": kwargs}
+    prompt = PromptReader.of_kinds(BUILT_IN_KINDS).read(given)
     return Item(line=1, id="--prompt", prompt=prompt, params=SamplingParams())
 
 

@@ -18,6 +18,7 @@ from mmdeploy_llm.engine.desk.outcome import Answer, refused
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 # The fields of a batch's record that become columns, and these with a value of their type.
 ANSWERED = (
@@ -121,7 +122,7 @@ def refusal(error: RequestError) -> Answer:
 
 
 def _values(answer: Answer) -> dict[str, Any]:
-    item = Item(line=0, id=0, prompt={}, params=_NO_PARAMS)
+    item = Item(line=0, id=0, prompt=PromptParts(), params=_NO_PARAMS)
     return record_of(item, answer.output, answer.error).to_values()
 
 

@@ -6,17 +6,19 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any, Literal, Protocol, get_args
 
 from mmdeploy_llm.data.records.identity import digest_of, file_paths
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.names import is_url
+from mmdeploy_llm.engine.intake.prompts import with_changed_media
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.media.loading.forms import PromptMedia
 from mmdeploy_llm.messages import MediaItem, MediaRef
 from mmdeploy_llm.system.portable.files import NO_WAIT
+from mmdeploy_llm.values.prompt import PromptParts
 
 Dedupe = Literal["bytes", "pixels"]
 PIECE_BYTES = 2**20
@@ -96,9 +98,9 @@ class _Asked:
         self._contents = contents
         self._known: dict[tuple[str, str], str] = {}
 
-    def of_prompt(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a prompt with digests for media."""
-        return PromptMedia().changed(prompt, self._digest)
+    def of_prompt(self, prompt: PromptParts) -> dict[str, Any]:
+        """Returns the values of a prompt with digests for media."""
+        return asdict(with_changed_media(prompt, self._digest))
 
     def _digest(self, item: MediaItem) -> str:
         value = os.fspath(item.source) if isinstance(item.source, os.PathLike) else item.source

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdeploy_llm.values.params import SamplingParams
     from mmdeploy_llm.values.pooling_request import PoolingRequest
+    from mmdeploy_llm.values.prompt import PromptParts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +100,7 @@ class Question:
     """One of several questions about an item. name: of its answer. prompt: the whole prompt."""
 
     name: str
-    prompt: Mapping[str, Any]
+    prompt: PromptParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class Item:
 
     line: int
     id: str | int
-    prompt: Mapping[str, Any]
+    prompt: PromptParts
     params: SamplingParams
     path: str | None = None
     media: tuple[Media, ...] = ()

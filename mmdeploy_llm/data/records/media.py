@@ -17,7 +17,7 @@ from mmdeploy_llm.data.records.identity import file_paths
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.data.rows.rows import BadItem
-from mmdeploy_llm.media.loading.forms import PromptMedia
+from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
@@ -66,9 +66,9 @@ def media_in(item: Item) -> Iterator[Any]:
     """Yields the media that an item's prompt holds, without their options, in the order of
     `item.media`."""
     kinds = {own.kind for own in item.media}
-    for own in PromptMedia().of(item.prompt):
+    for own in item.prompt.items:
         if not kinds or own.kind in kinds:
-            yield own.source
+            yield own.source.uri if isinstance(own.source, MediaRef) else own.source
 
 
 def _opened(value: Any) -> IO[bytes]:

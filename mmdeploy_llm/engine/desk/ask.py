@@ -8,13 +8,14 @@ from typing import Any
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.pooling_request import PoolingRequest
+from mmdeploy_llm.values.prompt import PromptParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ask:
     """One prompt and how to answer it. Two asks are never equal, so that one can be a key.
 
-    prompt: as the caller gave it, in any form that the intake reads.
+    prompt: as the caller gave it, in any form that the intake reads, or read already.
     item: the caller's object, `output.item` of its outputs; None: the prompt.
     where: names the prompt in messages of errors, such as "conversation 3, ".
     stream: whether the ticket gets deltas; otherwise it gets one output at the end.
@@ -29,7 +30,7 @@ class Ask:
     adapter: name of the adapter to compute it with, unless the prompt names one; "": none.
     """
 
-    prompt: Prompt | Conversation
+    prompt: Prompt | Conversation | PromptParts
     params: SamplingParams
     item: Any = None
     where: str = ""

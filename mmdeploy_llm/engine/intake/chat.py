@@ -1,6 +1,6 @@
 """Reads chat messages: checks them, takes out their media, makes typed placeholders harmless.
 
-messages --> parts of plugins' types expanded --> checked copies, media gathered
+messages --> parts of plugins' types expanded --> checked ChatMessages of typed parts
          --> marker texts in user text broken by a mark --> template --> prompt with marks; the
              tokenizer sees the text between them in pieces
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media.loading.expanding import PartExpander, Placed
-from mmdeploy_llm.media.loading.forms import item_of_part, normalised, placed_parts
-from mmdeploy_llm.media.loading.kinds import ModelMedia
+from mmdeploy_llm.media.loading.forms import item_of_part
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline
+from mmdeploy_llm.values.prompt import ChatMessage, MediaPart, OpenPart, Part, TextPart
 
 from .tools import template_calls
 
@@ -30,65 +30,116 @@ PART_FORMS = '{"type": "text", "text": ...} or {"type": "image", "image": ...}'
 class Conversation:
     """Messages ready for a template.
 
-    media: in the order of their parts; source is None for a part without media of its own.
-    locations: the part of each item, for messages of errors.
     mark: character inserted into every marker text that a user typed, "" if there was none.
     """
 
-    messages: tuple[Mapping[str, Any], ...]
-    media: tuple[MediaItem, ...]
-    locations: tuple[str, ...]
+    messages: tuple[ChatMessage, ...]
     mark: str
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
-def read_messages(
-    messages: Any,
-    *,
-    markers: Sequence[str],
-    template: str,
-    kinds: ModelMedia,
-    tools: Sequence[Mapping[str, Any]] = (),
-    where: str = "",
-    expander: PartExpander | None = None,
-    deadline: Deadline | None = None,
-) -> Conversation:
-    """Returns checked copies of the messages with their media taken out, each of which leaves a
-    part {"type": kind}; the originals are unchanged.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartReader:
+    """Reads the messages of conversations, part by part.
 
-    markers: texts that represent media in a prompt.
-    template: whose characters are no mark.
-    kinds: the kinds of media that parts may have.
-    tools: the result of `read_tools`; their texts are made harmless too.
-    where: names the conversation, before the number of a message.
-    expander: writes parts whose types plugins add. deadline: of the request.
-
-    Raises RequestError that says which message and part is wrong.
+    kind_of: returns the kind of media in parts of a type, None for another type.
+    types: of parts with media, for messages of errors.
+    expander: writes parts whose types plugins add.
+    is_final: whether it knows the model: it then refuses a part that it does not understand, and
+        leaves none open.
     """
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError(
-            f"{where}messages must be a list of message dicts, got {type(messages).__name__}"
+
+    kind_of: Callable[[str], str | None]
+    types: Sequence[str]
+    expander: PartExpander
+    is_final: bool = True
+
+    def messages(
+        self, given: Any, where: str = "", deadline: Deadline | None = None
+    ) -> tuple[ChatMessage, ...]:
+        """Returns messages as typed values; the originals are unchanged. Those that were read
+        before may have open parts, which are read now.
+
+        where: names the conversation, before the number of a message. deadline: of the request.
+        Raises RequestError that says which message and part is wrong.
+        """
+        if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
+            raise RequestError(
+                f"{where}messages must be a list of message dicts, got {type(given).__name__}"
+            )
+        if not given:
+            raise RequestError(f"{where}messages must not be empty")
+        return tuple(
+            self._finished(message, deadline)
+            if isinstance(message, ChatMessage)
+            else self._message(message, index, where, deadline)
+            for index, message in enumerate(given)
         )
-    if not messages:
-        raise RequestError(f"{where}messages must not be empty")
-    messages = [
-        _expanded(message, where, i, expander, deadline) for i, message in enumerate(messages)
-    ]
-    reader = _Reader(markers, lambda: _free_mark([*messages, *tools], template), kinds, expander)
-    copies = tuple(
-        reader.message(message, f"{where}message {index}") for index, message in enumerate(messages)
-    )
-    copied_tools = tuple(reader.copy(tool) for tool in tools)
-    return Conversation(
-        messages=copies,
-        media=tuple(reader.media),
-        locations=tuple(reader.locations),
-        mark=reader.mark,
-        tools=copied_tools,
-    )
+
+    def _message(
+        self, message: Any, index: int, where: str, deadline: Deadline | None
+    ) -> ChatMessage:
+        location = f"{where}message {index}"
+        role = _role(message, location)
+        fields = {name: _copy(value) for name, value in message.items() if name != "content"}
+        content = message.get("content")
+        if message.get("tool_calls"):
+            fields["tool_calls"] = _copy(template_calls(message["tool_calls"], location))
+        elif content is None:
+            if "content" not in message:
+                raise RequestError(f"{location} of role {role!r} has no 'content'")
+            content = ""  # None says it, as in what other engines return
+        if content is None or isinstance(content, str):
+            return ChatMessage(fields=fields, content=content)
+        if not isinstance(content, (list, tuple)):
+            raise RequestError(
+                f"{location}: 'content' must be a text or a list of parts, "
+                f"got {type(content).__name__}"
+            )
+        path = f"{where}messages[{index}].content"
+        placed = [Placed(part=part, path=f"{path}[{own}]") for own, part in enumerate(content)]
+        return ChatMessage(fields=fields, content=self._parts(placed, deadline))
+
+    def _finished(self, message: ChatMessage, deadline: Deadline | None) -> ChatMessage:
+        if not any(isinstance(part, OpenPart) for part in message.parts):
+            return message
+        parts: list[Part] = []
+        for part in message.parts:
+            if isinstance(part, OpenPart):
+                parts += self._parts([Placed(part=part.part, path=part.path)], deadline)
+            else:
+                parts.append(part)
+        return replace(message, content=tuple(parts))
+
+    def _parts(self, placed: Sequence[Placed], deadline: Deadline | None) -> tuple[Part, ...]:
+        expanded = self.expander.expanded(placed, deadline)
+        return tuple(self._part(own.part, own.path) for own in expanded)
+
+    def _part(self, part: Any, path: str) -> Part:
+        part_type = part.get("type") if isinstance(part, Mapping) else None
+        if part_type == "text":
+            if not isinstance(part.get("text"), str):
+                raise RequestError(
+                    f"{path}: a text part needs a 'text', got {_brief(part.get('text'))}"
+                )
+            return TextPart(text=part["text"])
+        kind = self.kind_of(part_type) if isinstance(part_type, str) else None
+        if kind is not None:
+            return MediaPart(item=item_of_part(part, str(part_type), kind, path), path=path)
+        if not self.is_final:
+            return OpenPart(part=_copy(part), path=path, files=self.expander.files(part))
+        found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
+        others = self.expander.providers()
+        others += "" if isinstance(part, Mapping) else f"; write {PART_FORMS}"
+        raise RequestError(
+            f"{path}: Unknown content part type: {found}; known: "
+            f"{', '.join(('text', *self.types))}{others}"
+        )
 
 
-def with_sources(conversation: Conversation, given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
+def with_sources(
+    messages: Sequence[ChatMessage], given: Sequence[MediaItem]
+) -> tuple[MediaItem, ...]:
     """Returns the media of message parts; a part without its own takes the next given item of its
     kind.
 
@@ -96,17 +147,19 @@ def with_sources(conversation: Conversation, given: Sequence[MediaItem]) -> tupl
     """
     left = list(given)
     items = []
-    for part, location in zip(conversation.media, conversation.locations, strict=True):
-        if part.source is None:
-            found = next((item for item in left if item.kind == part.kind), None)
+    media = (part for message in messages for part in message.parts if isinstance(part, MediaPart))
+    for part in media:
+        item = part.item
+        if item.source is None:
+            found = next((own for own in left if own.kind == item.kind), None)
             if found is None:
                 raise RequestError(
-                    f"{location}: a part of type {part.kind!r} has no {part.kind}; give it under "
-                    f"'{part.kind}' or '{part.kind}_url'"
+                    f"{part.path}: a part of type {item.kind!r} has no {item.kind}; give it under "
+                    f"'{item.kind}' or '{item.kind}_url'"
                 )
-            left = [item for item in left if item is not found]
-            part = replace(found, options={**found.options, **part.options})
-        items.append(normalised(part, "chat"))
+            left = [own for own in left if own is not found]
+            item = replace(found, options={**found.options, **item.options})
+        items.append(item)
     if left:
         raise RequestError(
             f"multimodal_data has {len(left)} more items than the messages have parts; remove them "
@@ -115,102 +168,58 @@ def with_sources(conversation: Conversation, given: Sequence[MediaItem]) -> tupl
     return tuple(items)
 
 
-def _expanded(
-    message: Any,
-    where: str,
-    index: int,
-    expander: PartExpander | None,
-    deadline: Deadline | None,
-) -> Any:
-    """Returns the message with its tool calls in the form that templates read, and its parts
-    placed, those of plugins' types expanded."""
-    if not isinstance(message, Mapping):
-        return message
-    made, content = dict(message), message.get("content")
-    if message.get("tool_calls"):
-        made["tool_calls"] = template_calls(message["tool_calls"], f"{where}message {index}")
-    if isinstance(content, (list, tuple)):
-        path = f"{where}messages[{index}].content"
-        made["content"] = placed_parts(content, path, expander, deadline)
-    return made
+def with_harmless_texts(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]],
+    markers: Sequence[str],
+    template: str,
+) -> Conversation:
+    """Breaks every marker text in messages and tools with a mark.
+
+    tools: the result of `read_tools`. markers: texts that represent media in a prompt.
+    template: whose characters are no mark. Raises RequestError where no character is left for it.
+    """
+    # The first character of each marker, of those too that stand inside of another one.
+    texts = "|".join(map(re.escape, markers))
+    pattern = re.compile(f"(?=(?:{texts}))(.)", re.DOTALL) if texts else None
+    found = _texts([*messages, *tools])
+    if pattern is None or not any(map(pattern.search, found)):
+        return Conversation(messages=tuple(messages), mark="", tools=tuple(tools))
+    mark = _free_mark([template, *found])
+
+    def broken(text: str) -> str:
+        return pattern.sub(lambda found: found[0] + mark, text)
+
+    return Conversation(
+        messages=tuple(_changed(message, broken) for message in messages),
+        mark=mark,
+        tools=tuple(_copy(tool, broken) for tool in tools),
+    )
 
 
-class _Reader:
-    """Copies the messages of one conversation and collects their media. Only its methods write
-    `media`, `locations` and `mark`, which is "" until a text needs one. free_mark: finds it."""
+def _copy(value: Any, change: Callable[[str], str] = str) -> Any:
+    """Copies nested lists and dicts, with every text in them changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _copy(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(item, change) for item in value]
+    return value
 
-    def __init__(
-        self,
-        markers: Sequence[str],
-        free_mark: Callable[[], str],
-        kinds: ModelMedia,
-        expander: PartExpander | None,
-    ) -> None:
-        self.mark, self._free_mark = "", free_mark
-        self._expander = expander
-        self.media: list[MediaItem] = []
-        self.locations: list[str] = []
-        # The first character of each marker, of those too that stand inside of another one.
-        texts = "|".join(map(re.escape, markers))
-        self._pattern = re.compile(f"(?=(?:{texts}))(.)", re.DOTALL) if texts else None
-        self._kinds = kinds
 
-    def message(self, message: Any, location: str) -> Mapping[str, Any]:
-        """Returns a copy of a message for the template. `location` names it in errors."""
-        role = _role(message, location)
-        content = message.get("content")
-        if content is None and not message.get("tool_calls"):
-            if "content" not in message:
-                raise RequestError(f"{location} of role {role!r} has no 'content'")
-            content = ""  # None says it, as in what other engines return
-        copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
-        if content is None or isinstance(content, str):
-            return {**copied, "content": self.copy(content)}
-        if not isinstance(content, list):
-            raise RequestError(
-                f"{location}: 'content' must be a text or a list of parts, "
-                f"got {type(content).__name__}"
-            )
-        return {**copied, "content": [self._part(own.part, own.path) for own in content]}
-
-    def _part(self, part: Any, location: str) -> Mapping[str, Any]:
-        part_type = part.get("type") if isinstance(part, Mapping) else None
-        kind = None if part_type == "text" else self._kinds.kind_of_part(part_type)
-        if part_type != "text" and kind is None:
-            found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
-            others = "" if self._expander is None else self._expander.providers()
-            others += "" if isinstance(part, Mapping) else f"; write {PART_FORMS}"
-            raise RequestError(
-                f"{location}: Unknown content part type: {found}; known: "
-                f"{', '.join(('text', *self._kinds.types))}{others}"
-            )
-        if part_type == "text":
-            if not isinstance(part.get("text"), str):
-                raise RequestError(
-                    f"{location}: a text part needs a 'text', got {_brief(part.get('text'))}"
-                )
-            return {"type": "text", "text": self.copy(part["text"])}
-        assert kind is not None
-        assert isinstance(part_type, str)
-        self.media.append(item_of_part(part, part_type, kind, location))
-        self.locations.append(location)
-        return {"type": kind}
-
-    def copy(self, value: Any) -> Any:
-        """Copies nested lists and dicts; breaks every marker text in them with the mark."""
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, Mapping):
-            return {key: self.copy(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.copy(item) for item in value]
-        return value
-
-    def _text(self, text: str) -> str:
-        if self._pattern is None or not self._pattern.search(text):
-            return text
-        self.mark = self.mark or self._free_mark()
-        return self._pattern.sub(lambda found: found[0] + self.mark, text)
+def _changed(message: ChatMessage, change: Callable[[str], str]) -> ChatMessage:
+    """Returns the message with every text in it changed."""
+    content = message.content
+    if isinstance(content, tuple):
+        content = tuple(
+            TextPart(text=change(part.text)) if isinstance(part, TextPart) else part
+            for part in content
+        )
+    return ChatMessage(
+        fields=_copy(message.fields, change),
+        content=change(content) if isinstance(content, str) else content,
+    )
 
 
 def _role(message: Any, location: str) -> str:
@@ -229,9 +238,8 @@ def _role(message: Any, location: str) -> str:
     return role
 
 
-def _free_mark(messages: Sequence[Any], template: str) -> str:
-    """Returns a private-use character that occurs neither in the messages nor in the template."""
-    texts = [template, *_texts(messages)]
+def _free_mark(texts: Sequence[str]) -> str:
+    """Returns a private-use character that occurs in none of the texts."""
     for code in MARKS:
         if not any(chr(code) in text for text in texts):
             return chr(code)
@@ -239,8 +247,10 @@ def _free_mark(messages: Sequence[Any], template: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    if isinstance(value, Placed):
-        return _texts(value.part)
+    if isinstance(value, ChatMessage):
+        return [*_texts(value.fields), *_texts(value.parts)]
+    if isinstance(value, TextPart):
+        return [value.text]
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

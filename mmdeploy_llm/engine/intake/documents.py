@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.values.prompt import PromptParts
 
-from .prompts import PromptParts
 from .tokenizer import PromptTokenizer
 
 # Returns what a prompt has for that many items of a kind.

@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -34,13 +35,14 @@ from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.pooling_request import PoolingRequest
+from mmdeploy_llm.values.prompt import PromptParts
 
-from .chat import read_messages, with_sources
+from .chat import with_harmless_texts, with_sources
 from .defaults import ParamsResolver, sample_seed
 from .documents import Documents, Group
 from .parts import TemplateParts
 from .placeholders import Placeholders
-from .prompts import PromptParts, kwargs_of, read_prompt, with_options
+from .prompts import PromptReader, kwargs_of, with_options, wrong_content
 from .reasoning_ends import ReasoningEnds
 from .rendered import Rendered, TokenCount
 from .rules import MediaRules, ParamRules, TextRules
@@ -93,13 +95,15 @@ class Intake:
         self._ends = ReasoningEnds(text)
         self._new_request_id = new_request_id
         writing = Writing(
-            kinds=self._kinds.kinds,
             check_media=self.media.check,
             written=self._written,
             placeholders=self._placeholders,
             tokenizer=text.tokenizer,
         )
-        self._wanting = Wanting(abilities, config.max_model_len, self._params, writing)
+        self._prompts = PromptReader.of_model(self._kinds, media.expander)
+        self._wanting = Wanting(
+            abilities, self._prompts, config.max_model_len, self._params, writing
+        )
 
     def accept(
         self,
@@ -125,8 +129,8 @@ class Intake:
         priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
             prompts begin like it. wanted: None for text. adapter: see Request. Raises RequestError.
         """
-        begun = self._wanting.begin(prompt, params, wanted, number, deadline)
-        rendered, expanded = self._read(begun, where, deadline)
+        begun = self._wanting.begin(prompt, params, wanted, number, where, deadline)
+        rendered, expanded = self._read(begun, deadline)
         wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
@@ -152,11 +156,9 @@ class Intake:
         )
         return tuple(self._sample(request, index) for index in range(params.n))
 
-    def _read(
-        self, begun: Begun, where: str, deadline: Deadline | None
-    ) -> tuple[Rendered, Expanded]:
+    def _read(self, begun: Begun, deadline: Deadline | None) -> tuple[Rendered, Expanded]:
         """Renders a prompt, checks its length, and writes its media into it."""
-        rendered = self._render(replace(begun.parts, where=where), deadline)
+        rendered = self._render(begun.parts, deadline)
         begun.params(0 if self._kinds.encoder else len(rendered.ids))  # an encoder may read it
         return rendered, self._expand(rendered, self.media.load(rendered.items, deadline))
 
@@ -183,7 +185,7 @@ class Intake:
 
         Raises RequestError and its subclasses, but not for a prompt that is too long.
         """
-        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
+        rendered = self._render(self._prompts.read(prompt))
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
@@ -202,7 +204,7 @@ class Intake:
         header again. Raises RequestError."""
         if self._rules.box_rule is None:
             raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
-        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
+        rendered = self._render(self._prompts.read(prompt))
         found = [item for item in self.media.count(rendered.items) if item.size is not None]
         if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
             raise RequestError(
@@ -285,7 +287,9 @@ class Intake:
             self._check_vocabulary(parts.ids)
             ids = self._placeholders.in_ids(parts.ids)
             return Rendered(text=self._tokenizer.decode(ids), ids=tuple(ids), items=parts.media)
-        text = parts.text or ""
+        if parts.text is None:
+            raise wrong_content("none")
+        text = parts.text
         if parts.pair is not None:
             ids, types = self._tokenizer.encode_pair(text, parts.pair)
             return Rendered(text=text, ids=self._checked(ids), items=(), token_types=types)
@@ -300,24 +304,13 @@ class Intake:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
         tools = chosen_tools(parts.tools, variables)
-        conversation = read_messages(
-            parts.messages,
-            markers=(
-                *self._placeholders.markers,
-                *self._documents.markers,
-                *self._kinds.outside_texts,
-            ),
-            template=template,
-            kinds=self._kinds,
-            tools=tools,
-            where=parts.where,
-            expander=self._rules.expander,
-            deadline=deadline,
-        )
+        own_markers = (self._placeholders.markers, self._documents.markers)
+        markers = (*chain(*own_markers), *self._kinds.outside_texts)
+        conversation = with_harmless_texts(parts.messages or (), tools, markers, template)
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)
         warn_of_unread(parts.template_kwargs, template, self._unread)
-        items = with_sources(conversation, parts.media)
+        items = with_sources(parts.messages or (), parts.media)
         self.media.check(items)
         groups = self._split(items, kwargs, deadline)
         own = [group.parts for group in groups]

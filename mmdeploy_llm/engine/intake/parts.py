@@ -13,6 +13,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.values.prompt import ChatMessage, TextPart
 
 Part = Mapping[str, Any]
 Render = Callable[[str, Sequence[Mapping[str, Any]]], str]
@@ -36,11 +37,11 @@ class TemplateParts:
 
     def messages(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
         groups: Sequence[Sequence[MediaItem]],
         template: str,
     ) -> tuple[Mapping[str, Any], ...]:
-        """Returns copies of the messages in which the i-th media part is replaced by parts for the
+        """Returns the messages as dicts, in which the i-th media part is written as parts for the
         items of groups[i]. A template that reads no parts gets texts."""
         left = iter(groups)
         return tuple(self._message(message, left, template) for message in messages)
@@ -57,20 +58,20 @@ class TemplateParts:
         return found[0] if found[1] and len(re.findall(pattern, found[0])) == count else plain
 
     def _message(
-        self, message: Mapping[str, Any], left: Iterator[Sequence[MediaItem]], template: str
+        self, message: ChatMessage, left: Iterator[Sequence[MediaItem]], template: str
     ) -> Mapping[str, Any]:
-        content = message.get("content")
-        if not isinstance(content, list):
-            return message
+        if not isinstance(message.content, tuple):
+            return {**message.fields, "content": message.content}
         parts: list[Part] = []
-        for part in content:
-            if part["type"] == "text":
-                parts.append(part)
+        for part in message.content:
+            if isinstance(part, TextPart):
+                parts.append({"type": "text", "text": part.text})
             else:
                 parts += [self._part(item.kind, template) for item in next(left)]
         if not self._reads_parts(template):
-            return {**message, "content": "\n".join(part.get("text", "") for part in parts)}
-        return {**message, "content": parts}
+            texts = (part.get("text", "") for part in parts)
+            return {**message.fields, "content": "\n".join(texts)}
+        return {**message.fields, "content": parts}
 
     def _part(self, kind: str, template: str) -> Part:
         if self._renders(kind, template):

@@ -1,19 +1,28 @@
-"""Reads a prompt of any form: text, token ids or messages, and the media that belong to it."""
+"""PromptReader: reads a prompt of any form: text, token ids or messages, and its media.
+
+whatever a caller passes, a line of a batch --> PromptReader --> PromptParts, for batches, records,
+                                                                 digests, tars and the intake
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.media.loading.forms import MEDIA_KEYS, media_items
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+from mmdeploy_llm.hooks.kinds import KindTable, table_of
+from mmdeploy_llm.media.loading.expanding import PartExpander
+from mmdeploy_llm.media.loading.forms import MEDIA_KEYS, changed, media_items
+from mmdeploy_llm.media.loading.kinds import ModelMedia
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline, earlier
+from mmdeploy_llm.values.prompt import MediaPart, OpenPart, Part, PromptParts
 from mmdeploy_llm.values.text.display import shown
 from mmdeploy_llm.values.text.spelling import meant
 
+from .chat import PartReader
 from .encodings import is_encoding, one_sequence
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -46,40 +55,114 @@ PROMPT_KEYS = (  # of a prompt's dict, and of a line of a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptParts:
-    """The parts of a prompt. Exactly one of text, ids and messages is given.
+class PromptReader:
+    """The one reader of prompts: makes PromptParts of any form.
 
-    media: the items of `multimodal_data`, unopened.
-    processor_kwargs: options for all media of the prompt.
-    tools: as the caller passed them.
-    where: names the conversation in messages of errors, such as "conversation 3, ".
-    hint: what would help where media have no placeholders.
-    pair: the second text of a pair, which the tokenizer joins with the first.
+    What knows no model, such as a batch, reads parts of messages that need it as OpenParts, and the
+    model's reader takes such PromptParts as a prompt, and reads the rest.
+
+    kinds: known kinds of media. parts: reads messages.
     """
 
-    text: str | None = None
-    ids: tuple[int, ...] | None = None
-    messages: Any = None
-    media: tuple[MediaItem, ...] = ()
-    template: str | None = None
-    template_kwargs: Mapping[str, Any] | None = None
-    processor_kwargs: Any = None
-    tools: Any = None
-    where: str = ""
-    hint: str = ""
-    pair: str | None = None
+    kinds: Sequence[str]
+    parts: PartReader
+
+    @classmethod
+    def of_model(cls, media: ModelMedia, expander: PartExpander | None = None) -> PromptReader:
+        """Returns the reader of a model's prompts."""
+        own = PartExpander(table_of(())) if expander is None else expander
+        parts = PartReader(kind_of=media.kind_of_part, types=media.types, expander=own)
+        return cls(kinds=media.kinds, parts=parts)
+
+    @classmethod
+    def of_kinds(cls, kinds: KindTable) -> PromptReader:
+        """Returns a reader that knows the kinds of media alone."""
+        own = PartExpander(kinds)
+        parts = PartReader(kind_of=kinds.of_part, types=(), expander=own, is_final=False)
+        return cls(kinds=kinds.kinds, parts=parts)
+
+    def read(self, prompt: Any, where: str = "", deadline: Deadline | None = None) -> PromptParts:
+        """Reads a text, a list of token ids, a list of messages, a dict with one of these or with a
+        tokenizer's `input_ids` or with media alone, or what another reader read.
+
+        where, deadline: see PartReader.messages. Raises RequestError for other types, unknown keys
+        and kinds, and empty texts. Changes nothing.
+        """
+        if isinstance(prompt, Mapping):
+            parts = self._dict(one_sequence(prompt) if is_encoding(prompt) else prompt)
+        elif isinstance(prompt, PromptParts):
+            parts = prompt
+        else:
+            parts = PromptParts(**_content(prompt))
+        if parts.messages is None:
+            return parts
+        return replace(parts, messages=self.parts.messages(parts.messages, where, deadline))
+
+    def _dict(self, prompt: Mapping[str, Any]) -> PromptParts:
+        """Reads all of a prompt's dict but the messages in it."""
+        for name in prompt:
+            if name not in PROMPT_KEYS:
+                raise RequestError(
+                    f"the prompt dict has an unknown key {name!r}; "
+                    f"{hint_of_key(str(name), self.kinds)}"
+                )
+        content = [name for name in CONTENT_KEYS if prompt.get(name) is not None]
+        if len(content) > 1:
+            raise wrong_content(" and ".join(content))
+        media = [name for name in MEDIA_KEYS if prompt.get(name) is not None]
+        if len(media) > 1:
+            raise RequestError("a prompt dict takes multimodal_data or multi_modal_data, not both")
+        items = tuple(media_items(prompt[media[0]], self.kinds)) if media else ()
+        value = prompt[content[0]] if content else ""
+        is_alone = isinstance(value, str) and not value and bool(items)
+        read: dict[str, Any] = {}
+        if content == ["messages"]:
+            read = {"messages": value}
+        elif content:
+            read = {"text": ""} if is_alone else _content(value)  # enough for some encoders
+        return PromptParts(
+            **read,
+            media=items,
+            template=prompt.get("chat_template"),
+            template_kwargs=prompt.get("chat_template_kwargs"),
+            processor_kwargs=prompt.get("mm_processor_kwargs"),
+            tools=prompt.get("tools"),
+            adapter=prompt.get("adapter"),
+            priority=prompt.get("priority"),
+            timeout=prompt.get("timeout"),
+        )
 
 
-def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
-    """Reads a text, a list of token ids, a list of messages, or a dict with one of these or with a
-    tokenizer's `input_ids`.
+def wrong_content(found: str) -> RequestError:
+    """Returns the error of a prompt with none of CONTENT_KEYS, or with several."""
+    return RequestError(
+        f"a prompt dict needs exactly one of {', '.join(CONTENT_KEYS)}; found {found}"
+    )
 
-    kinds: known kinds of media. Raises RequestError for other types, unknown keys and kinds, and
-        empty prompts. Changes nothing.
-    """
-    if isinstance(prompt, Mapping):
-        return _read_dict(one_sequence(prompt) if is_encoding(prompt) else prompt, kinds)
-    return PromptParts(**_content(prompt))
+
+def with_changed_media(parts: PromptParts, change: Callable[[MediaItem], Any]) -> PromptParts:
+    """Returns a prompt with what `change` makes of each of its media, in order; the options beside
+    an item stay."""
+    media = tuple(changed(item, change) for item in parts.media)
+    if parts.messages is None:
+        return replace(parts, media=media)
+    messages = tuple(
+        replace(message, content=tuple(_changed_part(part, change) for part in message.content))
+        if isinstance(message.content, tuple)
+        else message
+        for message in parts.messages
+    )
+    return replace(parts, media=media, messages=messages)
+
+
+def _changed_part(part: Part, change: Callable[[MediaItem], Any]) -> Part:
+    if isinstance(part, MediaPart) and part.item.source is not None:
+        return replace(part, item=changed(part.item, change, is_in_part=True))
+    if isinstance(part, OpenPart) and part.files:
+        files = {key: replace(item, source=change(item)) for key, item in part.files.items()}
+        sources = {key: item.source for key, item in files.items()}
+        return replace(part, part={**part.part, **sources}, files=files)
+    return part
 
 
 def hint_of_key(name: str, kinds: Sequence[str], known: Sequence[str] = PROMPT_KEYS) -> str:
@@ -92,39 +175,17 @@ def hint_of_key(name: str, kinds: Sequence[str], known: Sequence[str] = PROMPT_K
     return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
 
 
-def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
-    for name in prompt:
-        if name not in PROMPT_KEYS:
-            raise RequestError(
-                f"the prompt dict has an unknown key {name!r}; {hint_of_key(str(name), kinds)}"
-            )
-    content = [name for name in CONTENT_KEYS if prompt.get(name) is not None]
-    if len(content) != 1:
-        raise RequestError(
-            f"a prompt dict needs exactly one of {', '.join(CONTENT_KEYS)}; "
-            f"found {' and '.join(content) or 'none'}"
-        )
-    media = [name for name in MEDIA_KEYS if prompt.get(name) is not None]
-    if len(media) > 1:
-        raise RequestError("a prompt dict takes multimodal_data or multi_modal_data, not both")
-    is_chat = content == ["messages"]
-    value = prompt[content[0]]
-    is_empty = isinstance(value, str) and not value
-    is_alone = is_empty and bool(media and prompt[media[0]])  # enough for some encoders
-    return PromptParts(
-        **({"messages": value} if is_chat else {"text": ""} if is_alone else _content(value)),
-        media=tuple(media_items(prompt[media[0]], kinds)) if media else (),
-        template=prompt.get("chat_template"),
-        template_kwargs=prompt.get("chat_template_kwargs"),
-        processor_kwargs=prompt.get("mm_processor_kwargs"),
-        tools=prompt.get("tools"),
-    )
+def _own(prompt: Any, name: str) -> Any:
+    """Returns what a prompt itself says about its request; None where it says nothing."""
+    if isinstance(prompt, PromptParts):
+        return getattr(prompt, name)
+    return prompt.get(name) if isinstance(prompt, Mapping) else None
 
 
 def priority_of(prompt: Any, default: int = 0) -> int:
     """Returns the prompt's own "priority", else the default. Raises RequestError unless it is a
     whole number of 64 bits."""
-    own = prompt.get("priority") if isinstance(prompt, Mapping) else None
+    own = _own(prompt, "priority")
     priority = default if own is None else own
     if not _is_integer(priority) or not -(2**63) <= priority < 2**63:
         raise RequestError(
@@ -137,7 +198,7 @@ def priority_of(prompt: Any, default: int = 0) -> int:
 def adapter_of(prompt: Any, default: str = "") -> str:
     """Returns the name of the prompt's own "adapter", else the default; "" for the model alone.
     Raises RequestError unless it is a text."""
-    own = prompt.get("adapter") if isinstance(prompt, Mapping) else None
+    own = _own(prompt, "adapter")
     name = default if own is None else own
     if not isinstance(name, str):
         raise RequestError(f"adapter must be the name of an adapter, got {shown(name)}")
@@ -147,7 +208,7 @@ def adapter_of(prompt: Any, default: str = "") -> str:
 def deadline_of(prompt: Any, timeout: Any = None) -> Deadline | None:
     """Returns the earlier deadline of `timeout` and of the prompt's own "timeout", from now on;
     None when there is none. Raises RequestError for a wrong one."""
-    own = prompt.get("timeout") if isinstance(prompt, Mapping) else None
+    own = _own(prompt, "timeout")
     one, other = (None if each is None else Deadline.after(each) for each in (timeout, own))
     return earlier(one, other)
 

@@ -3,10 +3,11 @@ characters, which neither tokenizers nor UTF-8 know."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.values.prompt import ChatMessage, TextPart
 
 MAX_SHOWN = 100  # characters of a name in a message
 
@@ -48,11 +49,20 @@ def _check(text: str, name: str) -> None:
         ) from None
 
 
-def check_chat(messages: Any, variables: Mapping[str, Any], template: str) -> None:
+def check_chat(
+    messages: Sequence[ChatMessage], variables: Mapping[str, Any], template: str
+) -> None:
     """Raises RequestError for text of a chat that is not Unicode, wherever the template uses it.
     Names of media files are not text: they were taken out before."""
     others = {name: value for name, value in variables.items() if name != "tools"}
-    check_unicode(messages, "messages")
+    for index, message in enumerate(messages):
+        name = f"messages[{index}]"
+        check_unicode(message.fields, name)
+        is_text = isinstance(message.content, str)
+        for place, part in enumerate(message.parts):
+            if isinstance(part, TextPart):
+                own = "" if is_text else f"[{place}]['text']"
+                check_unicode(part.text, f"{name}['content']{own}")
     check_unicode(variables["tools"], "tools")
     check_unicode(others, "chat_template_kwargs")
     check_unicode(template, "chat_template")

@@ -13,16 +13,15 @@ from typing import Any
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.layers.pooling.abilities import Abilities
 from mmdeploy_llm.layers.pooling.rules import PairRule
-from mmdeploy_llm.media.loading.forms import MEDIA_KEYS
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.pooling_request import PoolingRequest
+from mmdeploy_llm.values.prompt import ChatMessage, MediaPart, Part, PromptParts, TextPart
 
 from .defaults import ParamsResolver
-from .message_parts import system_message, text_parts
 from .placeholders import Placeholders
-from .prompts import CONTENT_KEYS, PromptParts, read_prompt
+from .prompts import PromptReader
 from .tokenizer import PromptTokenizer
 from .whole_prompts import whole_prompt
 
@@ -46,10 +45,9 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """How media stand in texts. kinds: of media. check_media: refuses media that the model does not
-    take. written: returns what stands for so many items of a kind in a text."""
+    """How media stand in texts. check_media: refuses media that the model does not take. written:
+    returns what stands for so many items of a kind in a text."""
 
-    kinds: Sequence[str]
     check_media: Callable[[Sequence[MediaItem]], None]
     written: Callable[[str, int], str]
     placeholders: Placeholders
@@ -59,19 +57,20 @@ class Writing:
 class Wanting:
     """Prepares requests that want vectors or scores, for one model.
 
-    max_model_len: longest prompt. params: of requests for text.
+    prompts: reads them. max_model_len: longest prompt. params: of requests for text.
     """
 
     def __init__(
         self,
         abilities: Abilities,
+        prompts: PromptReader,
         max_model_len: int,
         params: ParamsResolver,
         writing: Writing,
     ) -> None:
         self._abilities, self._rules, self._params = abilities, abilities.rules, params
         self._max_tokens = min(max_model_len, self._rules.max_tokens or max_model_len)
-        self._kinds, self._written = writing.kinds, writing.written
+        self._prompts, self._written = prompts, writing.written
         self._check_media = writing.check_media
         self._placeholders, self._tokenizer = writing.placeholders, writing.tokenizer
 
@@ -81,20 +80,21 @@ class Wanting:
         params: SamplingParams,
         wanted: PoolingRequest | None,
         number: int,
+        where: str,
         deadline: Deadline | None,
     ) -> Begun:
-        """Reads a prompt and checks what is wanted of it. number: see ParamsResolver. Raises
-        RequestError and its subclasses."""
+        """Reads a prompt and checks what is wanted of it. number: see ParamsResolver. where,
+        deadline: see PromptReader. Raises RequestError and its subclasses."""
         now = time.time()
         if deadline is not None:
             deadline.check("it waited to be prepared")
         if wanted is None:
-            parts = read_prompt(prompt, self._kinds)
+            parts = self._prompts.read(prompt, where, deadline)
             self.check_text()
             self._params.check(params)
             resolve = partial(self._params.resolve, params, number=number)
         else:
-            parts, wanted = self.read(prompt, self.resolved(wanted, params))
+            parts, wanted = self.read(prompt, self.resolved(wanted, params), where, deadline)
             resolve = partial(self.sized, params)
         return Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
 
@@ -160,12 +160,14 @@ class Wanting:
         ids.extend(own)
         return replace(wanted, num_skipped=num_skipped)
 
-    def read(self, prompt: Any, wanted: PoolingRequest) -> tuple[PromptParts, PoolingRequest]:
+    def read(
+        self, prompt: Any, wanted: PoolingRequest, where: str, deadline: Deadline | None
+    ) -> tuple[PromptParts, PoolingRequest]:
         """Reads a prompt, which may be media alone, or a pair of prompts {"query", "document"}, and
         writes its instruction into it."""
         if wanted.what == "score":
             return self._pair(prompt, wanted), wanted
-        parts, rules = self._read(prompt), self._rules
+        parts, rules = self._read(prompt, where, deadline), self._rules
         if wanted.what == "likelihood":
             return parts, wanted
         known = self._placeholders
@@ -193,14 +195,10 @@ class Wanting:
             parts = replace(parts, text=None, ids=(*own, *[padding] * (length - len(own))))
         return parts, replace(wanted, num_skipped=skipped)
 
-    def _read(self, prompt: Any) -> PromptParts:
-        is_alone = isinstance(prompt, Mapping) and not any(
-            prompt.get(name) is not None for name in CONTENT_KEYS
-        )
-        if is_alone and any(prompt.get(name) for name in MEDIA_KEYS):
-            parts = replace(read_prompt({**prompt, "prompt": " "}, self._kinds), text="")
-        else:
-            parts = read_prompt(prompt, self._kinds)
+    def _read(self, prompt: Any, where: str = "", deadline: Deadline | None = None) -> PromptParts:
+        parts = self._prompts.read(prompt, where, deadline)
+        if parts.text is parts.ids is parts.messages is None:
+            parts = replace(parts, text="")
         if parts.text is not None and not (parts.media or parts.text.strip()):
             raise RequestError("the prompt is empty; give a text, or an image or other media")
         return parts
@@ -223,22 +221,21 @@ class Wanting:
 
     def _conversation(self, parts: PromptParts, system: str) -> PromptParts:
         """Returns a conversation of one message with the media and the text."""
-        messages = [*system_message(system), {"role": "user", "content": _content(parts)}]
+        messages = (*system_message(system), _message("user", _content(parts)))
         kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
         return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
 
     def _with_system(self, parts: PromptParts, wanted: PoolingRequest) -> PromptParts:
         """Returns a conversation with its instruction as the system message."""
-        messages = list(parts.messages) if isinstance(parts.messages, Sequence) else []
-        first = messages[0].get("role") if messages and isinstance(messages[0], Mapping) else None
+        messages = parts.messages or ()
         system = self._system(wanted.instruction)
-        if not system or first == "system":
+        if not system or messages[0].role == "system":
             if wanted.instruction is not None:
                 raise RequestError(
                     "the conversation has a system message already; leave out the instruction"
                 )
             return parts
-        return replace(parts, messages=[*system_message(system), *messages])
+        return replace(parts, messages=(*system_message(system), *messages))
 
     def _pair(self, prompt: Mapping[str, Any], wanted: PoolingRequest) -> PromptParts:
         rule = self._rules.pairs or PairRule()
@@ -265,9 +262,11 @@ class Wanting:
         self, query: PromptParts, document: PromptParts, wanted: PoolingRequest
     ) -> PromptParts:
         """Returns the messages of a template that knows the roles "query" and "document"."""
-        messages = system_message(self._system(wanted.instruction))
-        messages.append({"role": "query", "content": _content(query)})
-        messages.append({"role": "document", "content": _content(document)})
+        messages = (
+            *system_message(self._system(wanted.instruction)),
+            _message("query", _content(query)),
+            _message("document", _content(document)),
+        )
         media, options = (*query.media, *document.media), self._rules.chat_options or None
         return PromptParts(messages=messages, media=media, template_kwargs=options)
 
@@ -275,16 +274,32 @@ class Wanting:
         self, rule: PairRule, query: PromptParts, document: PromptParts, values: dict[str, str]
     ) -> PromptParts:
         """Returns a conversation whose user message is the template, filled."""
-        content: list[Any] = []
+        content: list[Part] = []
         sides = {"query": query, "document": document}
         for index, piece in enumerate(FIELD.split(rule.template or "")):
             if index % 2 and piece in sides:
                 content += _content(sides[piece])
             else:
                 content += text_parts(values[piece] if index % 2 else piece)
-        messages = [*system_message(rule.system), {"role": "user", "content": content}]
+        messages = (*system_message(rule.system), _message("user", content))
         return PromptParts(messages=messages, media=(*query.media, *document.media))
 
 
-def _content(parts: PromptParts) -> list[dict[str, Any]]:
-    return [*({"type": item.kind} for item in parts.media), *text_parts(parts.text)]
+def system_message(text: str | None) -> tuple[ChatMessage, ...]:
+    """Returns the messages of an instruction: one, or none for no text."""
+    return (_message("system", text_parts(text)),) if text else ()
+
+
+def text_parts(text: str | None) -> tuple[TextPart, ...]:
+    """Returns the parts of a text: one, or none for no text."""
+    return (TextPart(text=text),) if text else ()
+
+
+def _message(role: str, content: Sequence[Part]) -> ChatMessage:
+    return ChatMessage(fields={"role": role}, content=tuple(content))
+
+
+def _content(parts: PromptParts) -> tuple[Part, ...]:
+    """Returns the parts of a message: places for the media of a prompt, then its text."""
+    media = (MediaItem(kind=item.kind, source=None, options={}) for item in parts.media)
+    return (*(MediaPart(item=own, path="") for own in media), *text_parts(parts.text))

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from mmdeploy_llm.engine.intake.chat import read_messages, with_sources
+from mmdeploy_llm.engine.intake.chat import with_sources
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
 from mmdeploy_llm.hooks import (
     BoxRule,
@@ -24,10 +25,11 @@ from mmdeploy_llm.media.loading.loader import MediaLoader
 from mmdeploy_llm.media.loading.outside import encoder_rule
 from mmdeploy_llm.media.loading.reader import media_limits
 from mmdeploy_llm.media.loading.within_budget import within_budget
-from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.values.closing import closed_on_error
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 from mmdeploy_llm.weights.folder import PROMPT_FILES, naming
 
 from .model_files import ModelFiles, read_model_files
@@ -217,23 +219,18 @@ def _own_options(options: Any, others: list[str]) -> dict[str, Any]:
 
 
 class ChatMedia:
-    """Takes media out of messages, parts of plugins' types too. To be closed."""
+    """Takes media out of chats, parts of plugins' types too. To be closed."""
 
     def __init__(self, config: EngineConfig) -> None:
         files = read_model_files(config, PROMPT_FILES)
         self._kinds = build_media(files, config)
-        self._expander = expander_of(files, self._kinds, config)
+        expander = expander_of(files, self._kinds, config)
+        self._prompts = PromptReader.of_model(self._kinds, expander)
 
-    def of(self, messages: Any) -> dict[str, list[Any]]:
-        """Returns the items by kind, in order, as `multimodal_data` has them. Raises
-        RequestError."""
-        kinds, expander = self._kinds, self._expander
-        read = read_messages(messages, markers=(), template="", kinds=kinds, expander=expander)
-        found: dict[str, list[Any]] = {}
-        for item in with_sources(read, ()):
-            value = {item.kind: item.source, **item.options} if item.options else item.source
-            found.setdefault(item.kind, []).append(value)
-        return found
+    def of(self, prompt: PromptParts) -> tuple[MediaItem, ...]:
+        """Returns the items of a chat, in order. Raises RequestError."""
+        read = self._prompts.read(prompt)
+        return with_sources(read.messages or (), read.media)
 
     def close(self) -> None:
         """Closes what reads media."""

@@ -66,13 +66,11 @@ class PartExpander:
             if found is not None:
                 self._function(found)
 
-    def content(
-        self, parts: Sequence[Any], path: str, deadline: Deadline | None = None
-    ) -> list[Placed]:
-        """Returns the parts of a message's content, with those of plugins expanded. path: of the
-        content, such as "messages[2].content". Raises RequestError."""
-        placed = [Placed(part=part, path=f"{path}[{index}]") for index, part in enumerate(parts)]
-        if not any(map(self._found_for, parts)):
+    def expanded(
+        self, placed: Sequence[Placed], deadline: Deadline | None = None
+    ) -> Sequence[Placed]:
+        """Returns parts of messages with those of plugins expanded. Raises RequestError."""
+        if not any(self._found_for(own.part) for own in placed):
             return placed
         limits = self._limits
         if deadline is not None:

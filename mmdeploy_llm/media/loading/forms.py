@@ -1,10 +1,7 @@
-"""The one reader of media in prompts: where they stand, and the forms in which a caller gives them,
-brought to one: kind, source and options.
+"""The forms in which a caller gives media, brought to one: kind, source and options.
 
-    {"multimodal_data": {"image": ["a.jpg", {"image": b"...", "image_tokens": 256}]},
-     "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ...}}]}]}
-
-Items of batches, digests of what they ask, tars of media, and the intake find media here alone.
+{"image": ["a.jpg", {"image": b"...", "image_tokens": 256}]}
+{"type": "image_url", "image_url": {"url": ...}}
 """
 
 from __future__ import annotations
@@ -12,21 +9,16 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
-from mmdeploy_llm.values.deadline import Deadline
 from mmdeploy_llm.values.text.display import shown
-
-from .expanding import PartExpander, Placed
 
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
 IGNORED = frozenset({"detail", "uuid"})  # keys of OpenAI's and FastDeploy's image parts
-INNER = ("url", "bytes", "path")  # under which a dict has the media itself, or under its kind
 Change = Callable[[MediaItem], Any]
 
 
@@ -38,108 +30,21 @@ class Embeds:
     grid: Any = None
 
 
-def kind_by_name(part_type: str) -> str | None:
-    """Returns the kind of media in parts of this type by its name alone, whatever is loaded."""
-    return None if part_type == "text" else part_type.removesuffix("_url").removeprefix("input_")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptMedia:
-    """Finds the media of prompts where they stand, in `multimodal_data` and in parts of messages.
-
-    kind_of: the kind of media in parts of a type, None for other parts. expander: of parts of
-    plugins' types; None: these stay as they are.
-    """
-
-    kind_of: Callable[[str], str | None] = kind_by_name
-    expander: PartExpander | None = None
-
-    def of(self, prompt: Mapping[str, Any]) -> list[MediaItem]:
-        """Returns the media of a prompt's dict, in order, as they are given."""
-        found: list[MediaItem] = []
-        self.changed(prompt, found.append)
-        return found
-
-    def changed(self, prompt: Mapping[str, Any], change: Change) -> dict[str, Any]:
-        """Returns a copy of a prompt's dict with what `change` makes of each media item in its
-        place, in order; the options beside an item stay there."""
-        copied = dict(prompt)
-        for name in MEDIA_KEYS:
-            data = copied.get(name)
-            if isinstance(data, Mapping):
-                known = {kind: own for kind, own in data.items() if self.kind_of(kind) == kind}
-                made = {
-                    kind: _changed(kind, own, change)
-                    for kind, own in known.items()
-                    if own is not None
-                }
-                copied[name] = {**data, **made}
-        messages = copied.get("messages")
-        if isinstance(messages, Sequence) and not isinstance(messages, str):
-            copied["messages"] = [
-                self._message(message, f"messages[{index}].content", change)
-                for index, message in enumerate(messages)
-            ]
-        return copied
-
-    def _message(self, message: Any, path: str, change: Change) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, (list, tuple)):
-            return message
-        parts = placed_parts(content, path, self.expander)
-        return {**message, "content": [self._part(own.part, change) for own in parts]}
-
-    def _part(self, part: Any, change: Change) -> Any:
-        if self.expander is not None and (files := self.expander.files(part)):
-            return {**part, **{name: change(item) for name, item in files.items()}}
-        part_type = part.get("type") if isinstance(part, Mapping) else None
-        kind = self.kind_of(part_type) if isinstance(part_type, str) else None
-        given = () if kind is None else _keys(part, str(part_type), kind)[1]
-        if kind is None or not given:
-            return part
-        value = part[given[0]]
-        options = {key: own for key, own in part.items() if key not in given}
-        made = _changed(kind, value, change, options)
-        return {**part, **{name: made for name in given if _is_same(part[name], value)}}
-
-
-def _changed(
-    kind: str, value: Any, change: Change, options: Mapping[str, Any] = MappingProxyType({})
-) -> Any:
-    """Returns the value of a kind with each item in it changed. options: beside the value."""
-    if isinstance(value, (list, tuple)) and not is_one(value):
+def changed(item: MediaItem, change: Change, *, is_in_part: bool = False) -> MediaItem:
+    """Returns an item with what `change` makes of its source, and of each frame of one that is a
+    list of them. is_in_part: whether a part of a message has the item."""
+    source = item.source
+    if isinstance(source, MediaRef):
+        made = change(replace(item, source=source.uri))
+        return replace(item, source=replace(source, uri=made) if isinstance(made, str) else made)
+    if isinstance(source, Embeds):
+        return item
+    if isinstance(source, (list, tuple)) and not is_one(source):
         # Only a plugin knows what nested values of its kind mean.
-        is_whole = kind not in MEDIA_KINDS
-        return [
-            change(MediaItem(kind=kind, source=item, options=options))
-            if is_whole and isinstance(item, (list, tuple))
-            else _changed(kind, item, change, options)
-            for item in value
-        ]
-    if not isinstance(value, Mapping):
-        return change(MediaItem(kind=kind, source=value, options=options))
-    name = next((name for name in (kind, *INNER) if value.get(name) is not None), None)
-    options = {key: own for key, own in {**options, **value}.items() if key != name}
-    if name is not None:
-        return {**value, name: _changed(kind, value[name], change, options)}
-    if not isinstance(value.get("data"), str):
-        return value
-    source = f"data:;base64,{value['data']}"
-    made = change(MediaItem(kind=kind, source=source, options=options))
-    return value if made is None or made == source else {**value, "data": made}
-
-
-def placed_parts(
-    content: Sequence[Any],
-    path: str,
-    expander: PartExpander | None = None,
-    deadline: Deadline | None = None,
-) -> list[Placed]:
-    """Returns the parts of a message's content, those of plugins' types expanded. path: of the
-    content, such as "messages[2].content". Raises RequestError."""
-    if expander is not None:
-        return expander.content(content, path, deadline)
-    return [Placed(part=part, path=f"{path}[{index}]") for index, part in enumerate(content)]
+        if item.kind not in MEDIA_KINDS and not is_in_part:
+            return replace(item, source=change(item))
+        return replace(item, source=[change(replace(item, source=each)) for each in source])
+    return replace(item, source=change(item))
 
 
 def item_of_part(part: Mapping[str, Any], part_type: str, kind: str, location: str) -> MediaItem:
@@ -155,7 +60,8 @@ def item_of_part(part: Mapping[str, Any], part_type: str, kind: str, location: s
     if isinstance(source, Mapping) and "url" in source:
         own = {key: value for key, value in source.items() if key not in ("url", *IGNORED)}
         source, options = source["url"], {**options, **own}
-    return MediaItem(kind=kind, source=source, options=options)
+    item = MediaItem(kind=kind, source=source, options=options)
+    return item if source is None else normalised(item, "chat")
 
 
 def _keys(

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import ChatPartSpec, KindTable, MediaRef, PluginManager, hookimpl
-from mmdeploy_llm.media.loading.expanding import PartExpander, is_of
+from mmdeploy_llm.media.loading.expanding import PartExpander, Placed, is_of
 from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand
 
 PATH = "messages[0].content"
@@ -78,7 +78,8 @@ class ChatPartSubject:
 
     def expand(self, part: Mapping[str, Any], expander: PartExpander | None = None) -> list[Any]:
         """Returns what a part becomes in the end. Raises RequestError."""
-        return [own.part for own in (expander or self.expander()).content([part], PATH)]
+        placed = [Placed(part=part, path=f"{PATH}[0]")]
+        return [own.part for own in (expander or self.expander()).expanded(placed)]
 
     @cached_property
     def parts(self) -> list[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts, TextPart
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
 MP4 = b"\0\0\0\x20ftypisom rest"
@@ -46,13 +47,21 @@ def source(tmp_path):
 
 
 def content(item):
+    """The media and texts of an item, each with its kind."""
     assert isinstance(item, Item), item
-    (message,) = item.prompt["messages"]
-    return message["content"]
+    (message,) = item.prompt.messages
+    return [
+        ("text", part.text)
+        if isinstance(part, TextPart)
+        else (part.item.kind, getattr(part.item.source, "uri", part.item.source))
+        for part in message.content
+    ]
 
 
 def asked(item):
-    return content(item)[-1]["text"]
+    kind, text = content(item)[-1]
+    assert kind == "text"
+    return text
 
 
 @pytest.mark.full
@@ -60,10 +69,7 @@ def test_the_only_column_with_images_is_asked_about(source):
     found = source([{"photo": PNG, "title": "a", "vector": b"\0\1\2"}] * 2)
     assert found.about == "images: column 'photo' (found in the first rows)"
     first, second = found
-    assert content(first) == [
-        {"type": "image", "image": PNG},
-        {"type": "text", "text": "Describe the image."},
-    ]
+    assert content(first) == [("image", PNG), ("text", "Describe the image.")]
     assert [item.name for item in first.media] == ["(photo of row 1)"]
     assert (first.id, second.id) == (1, 2)
 
@@ -100,14 +106,14 @@ def test_texts_are_media_by_the_name_of_their_column(name, kind):
 @pytest.mark.full
 def test_a_name_in_the_corpus_never_names_a_file_here(source):
     (item,) = source([{"image": {"bytes": PNG, "path": "/etc/passwd"}}])
-    assert content(item)[0]["image"] == PNG
+    assert content(item)[0] == ("image", PNG)
     assert not item.media[0].is_file
 
 
 @pytest.mark.full
 def test_paths_are_relative_to_the_file(source, tmp_path):
     (item,) = source([{"image": "sub/a.png"}])
-    assert content(item)[0]["image"] == f"{tmp_path}/sub/a.png"
+    assert content(item)[0] == ("image", f"{tmp_path}/sub/a.png")
     assert item.media[0].is_file
 
 
@@ -117,13 +123,13 @@ def test_several_columns_with_media_are_listed(source):
     with pytest.raises(ConfigError, match=r"'a', 'b', 'clip'; choose with --image-column"):
         source(rows)
     (item,) = source(rows, image="b", video="clip")
-    assert [part["type"] for part in content(item)] == ["image", "video", "text"]
+    assert [kind for kind, _ in content(item)] == ["image", "video", "text"]
 
 
 @pytest.mark.full
 def test_a_list_of_images_is_one_prompt(source):
     (item,) = source([{"pages": [{"bytes": PNG, "path": None}, {"bytes": PNG, "path": None}]}])
-    assert [part["type"] for part in content(item)] == ["image", "image", "text"]
+    assert [kind for kind, _ in content(item)] == ["image", "image", "text"]
     assert [own.name for own in item.media] == ["(pages[0] of row 1)", "(pages[1] of row 1)"]
 
 
@@ -143,7 +149,7 @@ class TestQuestions:
     @pytest.mark.full
     def test_texts_alone_are_asked_about(self, source):
         (item,) = source([{"text": "abc"}], question="Shorten: {text}")
-        assert content(item) == [{"type": "text", "text": "Shorten: abc"}]
+        assert content(item) == [("text", "Shorten: abc")]
 
     def test_lines_of_ours_may_be_asked_with_columns_too(self, source):
         rows = [{"url": "a.png", "title": "x"}, {"url": "b.png"}]
@@ -161,9 +167,10 @@ class TestQuestions:
         for options in ({"prompt": "ask"}, {"question": "{ask}"}):
             found = source(rows, "jsonl", **options)
             assert found.about == "audio: column 'audio' (found in the first rows)"
-            first, second = map(content, found)
-            assert [part["type"] for part in first] == ["audio", "text"]
-            assert second[0]["audio"]["end"] == 2
+            first, second = found
+            assert [kind for kind, _ in content(first)] == ["audio", "text"]
+            (sound,) = second.prompt.items
+            assert sound.options == {"end": 2}
         with pytest.raises(ConfigError, match="several columns have media"):
             source([{"audio": "a.wav", "image": "b.png"}], "jsonl", question="Why?")
 
@@ -241,7 +248,7 @@ class TestColumns:
     @pytest.mark.full
     def test_lines_with_prompts_may_have_columns(self, source):
         (item,) = source([{"prompt": "a", "url": "u"}], carried=("url",))
-        assert (item.prompt, item.columns) == ({"prompt": "a"}, {"url": "u"})
+        assert (item.prompt, item.columns) == (PromptParts(text="a"), {"url": "u"})
 
     @pytest.mark.full
     def test_bytes_cannot_be_repeated(self, source):
@@ -259,7 +266,7 @@ class TestColumns:
         image = Image.open(io.BytesIO(_png()))
         rows = ({"image": image, "t": str(number)} for number in range(2))
         first, _ = source(rows, None, question="{t}?", image="image")
-        assert content(first)[0]["image"] is image
+        assert content(first)[0][1] is image
         assert asked(first) == "0?"
 
 
@@ -331,7 +338,7 @@ class TestQuestionsAboutFiles:
     )
     def test_other_braces_are_text(self, folder, question):
         (item,) = self.opened(folder, question)
-        assert item.prompt["messages"][0]["content"][1]["text"] == question
+        assert item.prompt.messages[0].text == question
 
 
 @pytest.mark.parametrize(
@@ -375,5 +382,6 @@ def test_a_sound_that_datasets_has_decoded_keeps_its_rate(source):
     options = ColumnOptions.given({"audio_column": "it", "media_column": {"audio": ["more"]}})
     assert [column.name for column in options.media_columns] == ["it", "more"]
     (item,) = source([{"it": array}], audio="it")
-    assert content(item)[0]["audio"] == {"audio": [0.0, 0.5], "sampling_rate": 8000}
+    (sound,) = item.prompt.items
+    assert (sound.source, sound.options) == ([0.0, 0.5], {"sampling_rate": 8000})
     assert [media.kind for media in item.media] == ["audio"]

@@ -39,10 +39,8 @@ class Echo(Loaded):
 
     def answer_each(self, asks):
         for ask in asks:
-            part, *text = ask.prompt["messages"][-1]["content"]
-            given = part[part["type"]]
-            shown = given["pages"] if isinstance(given, dict) else "all"
-            words = f"{shown}: {text[0]['text'] if text else ''}"
+            (given,) = ask.prompt.items
+            words = f"{given.options.get('pages', 'all')}: {ask.prompt.messages[-1].text}"
             done = CompletionOutput(token_ids=[5], text=words, finish_reason="stop")
             output = RequestOutput(
                 request_id="r",

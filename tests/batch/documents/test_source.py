@@ -78,15 +78,15 @@ def test_every_page_is_an_item(source, folder):
     assert (found.total, found.unit) == (6, "page")
     second = items["a.pdf#page=2"]
     assert second.columns == {"document": "a.pdf", "page": 2, "pages": 3}
-    system, user = second.prompt["messages"]
-    assert system == {"role": "system", "content": "Be exact."}
+    system, user = second.prompt.messages
+    assert (system.role, system.content) == ("system", "Be exact.")
     path = str(folder / "a.pdf")
     assert second.media == (Media(kind="pdf", name=path, pages="2"),)
-    assert user["content"] == [
-        {"type": "pdf", "pdf": {"pdf": path, "pages": "2", "dpi": 100}},
-        {"type": "text", "text": "Read."},
-    ]
-    assert items["c.png"].prompt["messages"][1]["content"][0]["type"] == "image"
+    assert user.text == "Read."
+    (page,) = second.prompt.items
+    assert (page.kind, page.source.uri) == ("pdf", path)
+    assert page.options == {"pages": "2", "dpi": 100}
+    assert [own.kind for own in items["c.png"].prompt.items] == ["image"]
     broken = items["d.pdf"]
     assert isinstance(broken, BadItem)
     assert (broken.kind, broken.path) == ("MediaError", str(folder / "d.pdf"))
@@ -96,7 +96,7 @@ def test_every_page_is_an_item(source, folder):
 
 def test_the_text_layer_is_a_value_of_the_question(source):
     asked = [
-        item.prompt["messages"][1]["content"][-1]["text"]
+        item.prompt.messages[1].text
         for item in source("{page}/{pages} {width}x{height}: {text_layer}", options={"dpi": 72})
         if not isinstance(item, BadItem)
     ]
@@ -107,7 +107,8 @@ def test_the_text_layer_is_a_value_of_the_question(source):
 
 def test_a_page_without_words_has_no_text_part(source):
     item = next(item for item in source("") if not isinstance(item, BadItem))
-    assert [part["type"] for part in item.prompt["messages"][1]["content"]] == ["pdf"]
+    (part,) = item.prompt.messages[1].content
+    assert part.item.kind == "pdf"
 
 
 def test_chosen_pages_are_those_that_there_are(source):
@@ -129,8 +130,8 @@ def test_pages_of_a_tiff_are_pages(source, folder):
         *(f"scan.tiff#page={number}" for number in (1, 2, 3)),
         "single.tif",
     ]
-    given = items["scan.tiff#page=2"].prompt["messages"][1]["content"][0]
-    assert given == {"type": "tiff", "tiff": {"tiff": str(folder / "scan.tiff"), "pages": "2"}}
+    (given,) = items["scan.tiff#page=2"].prompt.items
+    assert (given.source.uri, given.options) == (str(folder / "scan.tiff"), {"pages": "2"})
     assert items["scan.tiff#page=2"].columns["pages"] == 3
     # A record of a version that read its first page only.
     assert found.fate_of(Record(id="scan.tiff", path="x")) == "replaced"

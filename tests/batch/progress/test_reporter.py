@@ -32,6 +32,7 @@ from mmdeploy_llm.values.outputs.request_output import (
     RequestOutput,
 )
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 COMMON = {"event", "time", "elapsed", "output"}
 EVENTS = {
@@ -60,7 +61,7 @@ class Model:
 
     def answer_each(self, asks):
         for ask in asks:
-            said = ask.prompt["prompt"].partition(" ")[0]
+            said = ask.prompt.text.partition(" ")[0]
             if said == "stop":
                 raise KeyboardInterrupt
             if said == "broken":
@@ -184,9 +185,9 @@ def test_what_is_asked_again_is_told():
     params = SamplingParams()
     asks = [
         Ask(
-            prompt={"prompt": said},
+            prompt=PromptParts(text=said),
             params=params,
-            item=Item(line=1, id=said, prompt={}, params=params),
+            item=Item(line=1, id=said, prompt=PromptParts(), params=params),
         )
         for said in ("a", "b")
     ]

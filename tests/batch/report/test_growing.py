@@ -26,6 +26,8 @@ from mmdeploy_llm.data.outputs.scan import RecordIndex
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.item import Item, Media
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed
 
@@ -140,12 +142,16 @@ def test_another_answer_or_another_input_is_another_card(tmp_path):
     assert report.row(Record(id="1", text="x")) is None, "without a digest"
 
 
+read = PromptReader.of_kinds(BUILT_IN_KINDS).read
+
+
 def test_pictures_of_a_corpus_are_made_of_the_bytes_that_the_item_holds(tmp_path):
     loader = Loader()
     content = [{"type": "image", "image": b"one"}, {"type": "image_url", "image_url": "/a.png"}]
     media = (Media(kind="image", name="(image of row 1)"), Media(kind="image", name="/a.png"))
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": "?"}]}]
-    item = Item(line=1, id=1, prompt={"messages": messages}, params=PARAMS, media=media)
+    prompt = read({"messages": messages})
+    item = Item(line=1, id=1, prompt=prompt, params=PARAMS, media=media)
     assert bytes_of(item) == [b"one", None]
     record = Record(id=1, line=1, text="x", media=media, item_digest="d")
     grown(tmp_path / "page.html", [record], loader, items=[item])
@@ -155,7 +161,7 @@ def test_pictures_of_a_corpus_are_made_of_the_bytes_that_the_item_holds(tmp_path
         "multimodal_data": {"image": [b"a", {"image": b"b", "detail": "low"}], "video": "x.mp4"}
     }
     three = tuple(Media(kind=kind, name="(bytes)") for kind in ("image", "image", "video"))
-    own = Item(line=1, id=1, prompt=data, params=PARAMS, media=three)
+    own = Item(line=1, id=1, prompt=read(data), params=PARAMS, media=three)
     assert bytes_of(own) == [b"a", b"b", None]
 
 

@@ -44,7 +44,7 @@ def test_columns_are_keys_and_nulls_are_not_given(file, tmp_path):
     )
     assert [item.id for item in found] == ["a", 2]
     assert found[0].params.model_fields_set == {"max_tokens"}
-    assert found[1].prompt["multimodal_data"] == {"image": [f"{tmp_path}/p.jpg"]}
+    assert [own.source.uri for own in found[1].prompt.media] == [f"{tmp_path}/p.jpg"]
 
 
 @pytest.mark.full
@@ -52,9 +52,9 @@ def test_nested_values_may_be_json_texts(file):
     messages = '[{"role": "user", "content": "hi"}]'
     others = {"mm_processor_kwargs": '{"max_pixels": 9000}', "tools": '[{"type": "function"}]'}
     good, bad = items(file([{"messages": messages, **others}, {"messages": "["}]))
-    assert good.prompt["messages"][0]["content"] == "hi"
-    assert good.prompt["mm_processor_kwargs"] == {"max_pixels": 9000}
-    assert good.prompt["tools"] == [{"type": "function"}]
+    assert good.prompt.messages[0].content == "hi"
+    assert good.prompt.processor_kwargs == {"max_pixels": 9000}
+    assert good.prompt.tools == [{"type": "function"}]
     assert isinstance(bad, BadItem)
     assert "column messages" in bad.message
 

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 
-from mmdeploy_llm.engine.intake.chat import read_messages
+from mmdeploy_llm.engine.intake.chat import with_harmless_texts
 from mmdeploy_llm.engine.intake.parts import part_for
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 
@@ -14,10 +15,19 @@ QWEN = "{% if part.type == 'image' or 'image' in part or 'image_url' in part %}"
 PLAIN = "{% if part.type == 'image' %}"
 
 
-def read(messages, template=ERNIE, markers=("<|pad|>", "<|pad|>x"), where=""):
-    return read_messages(
-        messages, markers=markers, template=template, kinds=ModelMedia(), where=where
-    )
+def read(messages, where=""):
+    """The messages as typed values."""
+    return PromptReader.of_model(ModelMedia()).read({"messages": messages}, where=where).messages
+
+
+def media(messages):
+    """The media of the messages."""
+    return [part.item for message in read(messages) for part in message.parts]
+
+
+def harmless(messages, template=ERNIE):
+    """The messages with the texts of markers broken."""
+    return with_harmless_texts(read(messages), (), ("<|pad|>", "<|pad|>x"), template)
 
 
 def user(*parts):
@@ -40,13 +50,14 @@ def user(*parts):
     ids=str,
 )
 def test_forms_of_media_parts(part, source, options):
-    (item,) = read(user(part)).media
-    assert (item.kind, item.source, item.options) == ("image", source, options)
+    (item,) = media(user(part))
+    own = getattr(item.source, "uri", item.source)
+    assert (item.kind, own, item.options) == ("image", source, options)
 
 
 def test_video_parts():
-    (item,) = read(user({"type": "video_url", "video_url": {"url": "a"}, "fps": 2})).media
-    assert (item.kind, item.source, item.options) == ("video", "a", {"fps": 2})
+    (item,) = media(user({"type": "video_url", "video_url": {"url": "a"}, "fps": 2}))
+    assert (item.kind, item.source.uri, item.options) == ("video", "a", {"fps": 2})
 
 
 @pytest.mark.parametrize(("template", "expected"), [(ERNIE, "image_url"), (PLAIN, "image")])
@@ -69,7 +80,7 @@ def test_a_template_finds_a_kind_by_its_other_types():
 
 def test_a_part_has_its_media_once():
     same = {"type": "image", "image": "a", "image_url": "a"}
-    assert read(user(same)).media[0].source == "a"
+    assert media(user(same))[0].source.uri == "a"
     both = {"type": "image", "image": "a", "image_url": {"url": "b"}}
     with pytest.raises(RequestError, match=r"content\[0\]: the part has 'image' and 'image_url'"):
         read(user(both))
@@ -80,9 +91,9 @@ def test_other_fields_are_copied():
         {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "n": 3}]},
         {"role": "tool", "content": "5", "name": "f"},
     ]
-    seen = read(messages).messages
-    assert list(seen) == messages
-    assert seen[0]["tool_calls"] is not messages[0]["tool_calls"]
+    seen = read(messages)
+    assert [{**own.fields, "content": own.content} for own in seen] == messages
+    assert seen[0].fields["tool_calls"] is not messages[0]["tool_calls"]
 
 
 def test_the_mark_breaks_every_marker_and_is_free():
@@ -91,12 +102,12 @@ def test_the_mark_breaks_every_marker_and_is_free():
         {"role": "tool", "content": "x", "args": {"deep": ["<|pad|>x"]}},
     ]
     before = copy.deepcopy(messages)
-    conversation = read(messages, template="\ue001")
+    conversation = harmless(messages, template="\ue001")
     assert conversation.mark == "\ue002"
-    assert conversation.messages[0]["content"] == "a <\ue002|pad|> b \ue000"
-    assert conversation.messages[1]["args"] == {"deep": ["<\ue002|pad|>x"]}
+    assert conversation.messages[0].content == "a <\ue002|pad|> b \ue000"
+    assert conversation.messages[1].fields["args"] == {"deep": ["<\ue002|pad|>x"]}
     assert messages == before
-    assert read([{"role": "user", "content": "plain"}]).mark == ""
+    assert harmless([{"role": "user", "content": "plain"}]).mark == ""
 
 
 @pytest.mark.parametrize(

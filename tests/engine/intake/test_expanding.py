@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import ChatPartSpec, MediaLimits, PluginManager, hookimpl
 from mmdeploy_llm.media.loading import expanding
-from mmdeploy_llm.media.loading.expanding import PartExpander
+from mmdeploy_llm.media.loading.expanding import PartExpander, Placed
 from mmdeploy_llm.values.deadline import Deadline
 
 
@@ -38,7 +38,8 @@ def expander(monkeypatch):
 
 
 def expand(expander, *parts, **kwargs):
-    return [own.part for own in expander.content(parts, "messages[2].content", **kwargs)]
+    placed = [Placed(part=part, path=f"messages[2].content[{n}]") for n, part in enumerate(parts)]
+    return [own.part for own in expander.expanded(placed, **kwargs)]
 
 
 def test_parts_become_parts_in_their_place(expander):
@@ -51,7 +52,10 @@ def test_parts_become_parts_in_their_place(expander):
         "odd",
         None,
     ]
-    paths = [own.path for own in made.content([1, {"type": "x", "n": 2}, 3], "c")]
+    placed = [
+        Placed(part=part, path=f"c[{n}]") for n, part in enumerate([1, {"type": "x", "n": 2}, 3])
+    ]
+    paths = [own.path for own in made.expanded(placed)]
     assert paths == ["c[0]", "c[1]", "c[1]", "c[2]"]
 
 

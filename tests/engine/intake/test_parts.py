@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 from mmdeploy_llm.engine.intake.parts import TemplateParts
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.engine.intake.template import render
 from mmdeploy_llm.hooks import MediaProcessor
 from mmdeploy_llm.media.loading.kinds import ModelMedia
@@ -79,7 +80,8 @@ def rendered(raw_tokenizer, renderer):
             return render(raw_tokenizer, template, messages, {}, renderer=renderer)
 
         parts = TemplateParts(MEDIA, write)
-        messages = [{"role": "user", "content": list(content)} for content in contents]
+        given = [{"role": "user", "content": list(content)} for content in contents]
+        messages = PromptReader.of_model(MEDIA).read(given).messages
         kinds = [part["type"] for content in contents for part in content]
         groups = [
             [MediaItem(kind=kind, source=b"", options={})] for kind in kinds if kind != "text"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdeploy_llm.engine.intake.chat import read_messages
+from mmdeploy_llm.engine.intake.prompts import PromptReader
 from mmdeploy_llm.engine.intake.tools import read_tools
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media.loading.kinds import ModelMedia
@@ -144,8 +144,8 @@ def test_arguments_that_are_no_object_stay_as_they_are():
     call = {"function": {"name": "f", "arguments": "not JSON"}}
     bare = {"name": "f", "arguments": '{"x": 1}'}
     message = {"role": "assistant", "content": None, "tool_calls": [call, bare]}
-    (seen,) = read_messages([message], markers=(), template="", kinds=ModelMedia()).messages
-    assert list(seen["tool_calls"]) == [call, {"name": "f", "arguments": {"x": 1}}]
+    (seen,) = PromptReader.of_model(ModelMedia()).read([message]).messages
+    assert list(seen.fields["tool_calls"]) == [call, {"name": "f", "arguments": {"x": 1}}]
 
 
 @pytest.mark.parametrize(

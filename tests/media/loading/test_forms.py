@@ -7,14 +7,31 @@ import pytest
 
 from mmdeploy_llm.batch.items import ItemReader
 from mmdeploy_llm.data.records.media import media_in
-from mmdeploy_llm.engine.intake.chat import read_messages, with_sources
-from mmdeploy_llm.engine.intake.prompts import read_prompt
-from mmdeploy_llm.media.loading.forms import PromptMedia
+from mmdeploy_llm.engine.intake.chat import with_sources
+from mmdeploy_llm.engine.intake.prompts import PromptReader, with_changed_media
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.values.params import SamplingParams
 
 MEDIA = ModelMedia(known=("audio", "pdf"), part_types={"input_audio": "audio"})
+
+
+class _Kinds:
+    """A table of kinds without plugins, and with "pdf"."""
+
+    kinds, parts = MEDIA.kinds, {}
+    of_part = staticmethod(MEDIA.kind_of_part)
+
+    @staticmethod
+    def chat_part(part_type, model="*"):
+        return None
+
+    @staticmethod
+    def of_name(name):
+        return None
+
+
+OF_BATCH = PromptReader.of_kinds(_Kinds())
 SAMPLES = np.zeros(4, np.float32)
 # Values of `multimodal_data`, and what the media in them are.
 VALUES = [
@@ -56,18 +73,15 @@ def plain(source):
 
 def in_intake(prompt):
     """The kinds and sources that the intake reads."""
-    parts = read_prompt(prompt, MEDIA.kinds)
-    items = parts.media
-    if parts.messages is not None:
-        read = read_messages(parts.messages, markers=(), template="", kinds=MEDIA)
-        items = with_sources(read, items)
+    parts = PromptReader.of_model(MEDIA).read(prompt)
+    items = parts.media if parts.messages is None else with_sources(parts.messages, parts.media)
     return [(item.kind, plain(item.source)) for item in items]
 
 
 def agree(prompt, sources):
-    """What finds media for other purposes finds what the intake reads; the prompt is unchanged."""
+    """A batch, which knows no model, finds what the intake reads; the prompt is unchanged."""
     before = copy.deepcopy(prompt)
-    found = [(own.kind, plain(own.source)) for own in PromptMedia().of(prompt)]
+    found = [(own.kind, plain(own.source)) for own in OF_BATCH.read(prompt).items]
     assert [str(own) for own in found] == [str(own) for own in in_intake(prompt)]
     assert [str(source) for _, source in found] == [str(plain(source)) for source in sources]
     assert str(prompt) == str(before)
@@ -98,59 +112,36 @@ def test_a_line_of_a_batch(part, source, tmp_path):
         wanted = str(tmp_path / wanted)
     assert [own for _, own in in_intake(item.prompt)] == [wanted]
     assert [plain(own) for own in media_in(item)] == [wanted]
-    assert [own.kind for own in item.media] == [PromptMedia().of(item.prompt)[0].kind]
+    assert [own.kind for own in item.media] == [own.kind for own in item.prompt.items]
     assert item.media[0].pages == part.get("pages")
 
 
-class _Kinds:
-    """A table of kinds without plugins, and with "pdf"."""
-
-    kinds, parts = MEDIA.kinds, {}
-    of_part = staticmethod(MEDIA.kind_of_part)
-
-    @staticmethod
-    def chat_part(part_type, model="*"):
-        return None
-
-    @staticmethod
-    def of_name(name):
-        return None
-
-
 def test_items_are_changed_in_their_places():
+    parts = [
+        {"type": "image_url", "image_url": {"url": "c", "detail": "low"}},
+        {"type": "image", "image": "d", "url": "d"},
+        {"type": "image"},
+        {"type": "video", "video": ["e", "f"], "fps": 2},
+        {"type": "of a plugin"},
+        "no part",
+    ]
     prompt = {
-        "multimodal_data": {"image": ["a", {"image": "b", "image_tokens": 64}], "other": 5},
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "image_url", "image_url": {"url": "c", "detail": "low"}},
-                    {"type": "image", "image": "d", "url": "d"},
-                    {"type": "image", "image": "e", "url": "f"},
-                    {"type": "image"},
-                    "a text",
-                ],
-            },
-            "no message",
-        ],
+        "multimodal_data": {"image": ["a", {"image": "b", "image_tokens": 64}]},
+        "messages": [{"role": "user", "content": parts}, {"role": "user", "content": "a text"}],
     }
     seen = []
 
     def change(item):
-        seen.append((item.source, dict(item.options).get("image_tokens")))
+        seen.append((item.source, dict(item.options)))
         return str(item.source).upper()
 
-    made = PromptMedia(kind_of=MEDIA.kind_of_part).changed(prompt, change)
-    assert seen == [("a", None), ("b", 64), ("c", None), ("d", None), ("e", None)]
-    assert made["multimodal_data"] == {
-        "image": ["A", {"image": "B", "image_tokens": 64}],
-        "other": 5,
-    }
-    assert made["messages"][0]["content"] == [
-        {"type": "image_url", "image_url": {"url": "C", "detail": "low"}},
-        {"type": "image", "image": "D", "url": "D"},
-        {"type": "image", "image": "E", "url": "f"},  # the intake refuses it
-        {"type": "image"},
-        "a text",
-    ]
-    assert made["messages"][1] == "no message"
+    read = OF_BATCH.read(prompt)
+    made = with_changed_media(read, change)
+    few = {"image_tokens": 64}
+    every = {"fps": 2}
+    assert seen == [("a", {}), ("b", few), ("c", {}), ("d", {}), ("e", every), ("f", every)]
+    assert [plain(own.source) for own in made.items] == ["A", "B", "C", "D", ["E", "F"]]
+    assert [own.options for own in made.items] == [own.options for own in read.items]
+    *_, empty, _, plugins, wrong = made.messages[0].content
+    assert (empty, plugins, wrong) == (read.messages[0].content[2], *read.messages[0].content[4:])
+    assert made.messages[1] == read.messages[1]

@@ -110,8 +110,6 @@ def test_media_of_a_line_have_names_and_paths(tmp_path):
     content = [{"type": "input_image", "image_url": "a.png"}, {"type": "input_text", "text": "?"}]
     item = reader.read(1, {"messages": [{"role": "user", "content": content}]})
     path = str(tmp_path / "a.png")
-    assert item.prompt["messages"][0]["content"] == [
-        {"type": "image", "image": path},
-        {"type": "text", "text": "?"},
-    ]
+    image, text = item.prompt.messages[0].content
+    assert (image.item.kind, image.item.source.uri, text.text) == ("image", path, "?")
     assert [(own.kind, own.name) for own in item.media] == [("image", path)]

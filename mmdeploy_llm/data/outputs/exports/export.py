@@ -22,8 +22,10 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.system.guarding.claims import claimed
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 SUPERSEDED = "an older record of an item that has a newer one"
 
@@ -130,16 +132,17 @@ class Exported:
             with self.stored() as blob:
                 if blob is not None:
                     kind = next((own.kind for own in self.record.media), "image")
-                    return self._item_of(None, {kind: [blob.file.read(blob.size)]})
+                    source = blob.file.read(blob.size)
+                    return self._item_of(None, (MediaItem(kind=kind, source=source, options={}),))
         return self._item_of(self.path)
 
-    def _item_of(self, path: str | None, media: dict[str, list[bytes]] | None = None) -> Item:
+    def _item_of(self, path: str | None, media: tuple[MediaItem, ...] = ()) -> Item:
         record = self.record
         return Item(
             line=record.line or self.number,
             id=self.number if record.id is None else record.id,
             path=path,
-            prompt={} if media is None else {"multimodal_data": media},
+            prompt=PromptParts(media=media),
             params=SamplingParams(),
         )
 
