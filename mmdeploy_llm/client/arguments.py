@@ -13,6 +13,7 @@ from mmdeploy_llm.engine.intake.encodings import encoded_rows, is_encoding, list
 from mmdeploy_llm.engine.intake.prompts import PROMPT_KEYS
 from mmdeploy_llm.values.adapter_ref import AnyAdapter
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.prompt import PromptParts
 
 NameOf = Callable[[Any], str]  # the name of an adapter, also of one that is loaded for it
 _END = object()
@@ -33,7 +34,7 @@ def _several(prompts: Any) -> list[Any]:
     if is_encoding(prompts):
         rows = encoded_rows(prompts)
         return [prompts] if len(rows) == 1 else rows
-    if isinstance(prompts, Mapping):
+    if isinstance(prompts, (Mapping, PromptParts)):
         return [prompts]
     _check_not_a_table(prompts)
     if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
@@ -42,7 +43,7 @@ def _several(prompts: Any) -> list[Any]:
     if items and all(_is_token_id(item) for item in items):
         return [prompts if isinstance(prompts, Sequence) else items]
     for index, item in enumerate(items):
-        if not isinstance(item, (str, Mapping, list, tuple)) and not _is_array(item):
+        if not isinstance(item, (str, Mapping, list, tuple, PromptParts)) and not _is_array(item):
             raise TypeError(f"prompts[{index}]: {_wrong_type(item)}")
     return items
 

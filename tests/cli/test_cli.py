@@ -69,7 +69,7 @@ class FakeLLM:
         for ask in asks:
             prompt, self.params = ask.prompt, ask.params
             self.prompts.append(prompt)
-            said = prompt.get("prompt") or prompt["messages"][0]["content"][0]["image"]
+            said = prompt.text or next(prompt.items).source.uri
             if "interrupt" in said:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
@@ -264,8 +264,8 @@ class TestCaption:
             **BUDGETS,
         }
         prompt = made[0].prompts[0]
-        assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
-        assert prompt["messages"][0]["content"][1]["text"] == "Which shapes?"
+        assert prompt.template_kwargs == {"enable_thinking": False}
+        assert prompt.messages[0].text == "Which shapes?"
         assert (made[0].params.max_tokens, made[0].params.temperature) == (9, 0.5)
         page = (tmp_path / "out" / "y.html").read_text()
         assert "max_model_len" in page
@@ -387,8 +387,8 @@ class TestBatch:
         result = run("batch", "pics", "-o", "out.jsonl", "--prompt", "Which?", "--thinking")
         assert result.exit_code == 0, result.output
         assert [record["id"] for record in lines(tmp_path / "out.jsonl")] == ["a.png", "b.png"]
-        assert made[0].prompts[0]["messages"][0]["content"][1]["text"] == "Which?"
-        assert made[0].prompts[0]["chat_template_kwargs"] == {"enable_thinking": True}
+        assert made[0].prompts[0].messages[0].text == "Which?"
+        assert made[0].prompts[0].template_kwargs == {"enable_thinking": True}
 
     def test_shards_and_limit_choose_lines(self, run, made, tmp_path):
         rows = "".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(1, 11))
@@ -407,10 +407,10 @@ class TestBatch:
         assert "stopped by --max-failures with 1 left" in stopped.stderr
         kept = run("batch", "in.jsonl", "-o", "out.jsonl", "--resume", "--no-retry-failed")
         assert kept.exit_code == 1
-        assert [prompt["prompt"] for prompt in made[1].prompts] == ["four"]
+        assert [prompt.text for prompt in made[1].prompts] == ["four"]
         again = run("batch", "in.jsonl", "-o", "out.jsonl", "--resume")
         assert again.exit_code == 1
-        assert [prompt["prompt"] for prompt in made[2].prompts] == ["bad", "bad"]
+        assert [prompt.text for prompt in made[2].prompts] == ["bad", "bad"]
         assert sorted(record["line"] for record in lines(tmp_path / "out.jsonl")) == [1, 2, 3, 4]
 
     def test_a_lost_output_and_a_full_disk_end_with_code_3(self, run, made, tmp_path, monkeypatch):
