@@ -15,13 +15,13 @@
 #     weight[index], torch.nn.functional.embedding               256
 #
 # The wrong ones add in bfloat16, one after the other: 256 + 1 is rounded to 256 from there on. (In
-# float16 it is 2048, in float32 all are right.) x.sum() adds in float32, so does scatter_add, hence one
-# takes it for granted. The step is not the usual rounding of a percent: a mean pooling of 4,000 tokens
-# comes out at less than half its length, a frequent token's embedding gets a fraction of its gradient,
-# and a change from weight.index_select(0, index) to weight[index] trains differently. Tests do not see
-# it: they have a dozen rows, and up to 256 ones all is exact; nor does the cosine of pooled vectors,
-# as their numbers shrink alike (here it is above 0.999 while the length falls to 0.43). Sum in float32:
-# convert before, not after.
+# float16 it is 2048, in float32 all are right.) x.sum() adds in float32, so does scatter_add, hence
+# one takes it for granted. The step is not the usual rounding of a percent: a mean pooling of 4,000
+# tokens comes out at less than half its length, a frequent token's embedding gets a fraction of its
+# gradient, and a change from weight.index_select(0, index) to weight[index] trains differently. Tests
+# do not see it: they have a dozen rows, and up to 256 ones all is exact; nor does the cosine of pooled
+# vectors, as their numbers shrink alike (here it is above 0.999 while the length falls to 0.43). Sum
+# in float32: convert before, not after.
 #
 # Seen with Python 3.11, Linux x86-64, 2026-11-29. Needs Python 3.11 or newer and the package index.
 set -euo pipefail

@@ -12,8 +12,8 @@
 #     5.1, low frequencies     0               0                       0.08
 #
 # libswresample mixes with weights of equal power (0.71 for a side on its way to the middle). For
-# integers it scales them down until no sum can overflow, for floats it does not (`rematrix_maxval`), so
-# stereo is 3 dB louder and 5.1 10.7 dB, and the floats leave -1 ... 1. A format for storing numbers
+# integers it scales them down until no sum can overflow, for floats it does not (`rematrix_maxval`),
+# so stereo is 3 dB louder and 5.1 10.7 dB, and the floats leave -1 ... 1. A format for storing numbers
 # has no business with loudness, so one expects the rounding to differ and nothing else; and a mono
 # file shows no difference at all. Models that take the level in (any without a normalised log-mel),
 # thresholds of silence, and the clipping where a float sound is saved as 16 bits (0.5 became 1.71)

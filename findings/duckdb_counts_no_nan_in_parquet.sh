@@ -11,10 +11,10 @@
 #     count(*) where x <= 5             3                    3 with one row group, 4 with two (pyarrow)
 #
 # The NaN is there: pyarrow and polars find it in each of the files, and DuckDB itself after `create
-# table ... as from` the file. DuckDB takes the least and the greatest of a row group for bounds of all its
-# numbers, and where the greatest is 10 it answers isnan(x) with false without reading. But the format
-# wants NaN left out of both; DuckDB's own writer stores no bounds if there is one, so that a test
-# written with DuckDB alone passes. The usual search for broken rows is exactly what cannot find
+# table ... as from` the file. DuckDB takes the least and the greatest of a row group for bounds of all
+# its numbers, and where the greatest is 10 it answers isnan(x) with false without reading. But the
+# format wants NaN left out of both; DuckDB's own writer stores no bounds if there is one, so that a
+# test written with DuckDB alone passes. The usual search for broken rows is exactly what cannot find
 # them, and how many rows a filter keeps depends on how many rows the writer put in a row group. To ask
 # for NaN in a Parquet file, use `not isfinite(x)` or x::varchar = 'nan', or make a table of it first.
 #

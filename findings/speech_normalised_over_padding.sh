@@ -13,13 +13,13 @@
 #
 # The extractor pads first and makes mean 0 and deviation 1 afterwards. It leaves the padding out only
 # where it has made a mask, and by default it makes none: a sound is then louder the longer its
-# neighbours are, by the root of the lengths' ratio. Its documentation says of the models without a mask
-# that their input "should simply be padded with 0"; the padding it makes is not 0. One expects that a
-# mask is for the attention of the model, and that asking for none leaves the numbers alone. Models with
-# "group" normalise once more, each channel over all the time with the padding, and the mask does not
-# reach there: whatever one does, padding changes what they say. Nothing fails; a sound's vectors depend
-# on how the data set was sorted. Ask for the mask, and with "group" make batches of equal lengths or
-# of one. (How much worse a trained model gets was not measured here.)
+# neighbours are, by the root of the lengths' ratio. Its documentation says of the models without a
+# mask that their input "should simply be padded with 0"; the padding it makes is not 0. One expects
+# that a mask is for the attention of the model, and that asking for none leaves the numbers alone.
+# Models with "group" normalise once more, each channel over all the time with the padding, and the
+# mask does not reach there: whatever one does, padding changes what they say. Nothing fails; a sound's
+# vectors depend on how the data set was sorted. Ask for the mask, and with "group" make batches of
+# equal lengths or of one. (How much worse a trained model gets was not measured here.)
 #
 # Seen with Python 3.11, Linux x86-64, 2026-11-29. Needs Python 3.11 or newer and the package index.
 set -euo pipefail
@@ -40,7 +40,8 @@ times = np.arange(RATE) / RATE
 tone = 0.3 * np.sin(2 * np.pi * 300 * times) * np.exp(-3 * times)
 sound = (tone + 0.01 * generator.standard_normal(RATE)).astype(np.float32)
 neighbours = {
-    seconds: (0.1 * generator.standard_normal(seconds * RATE)).astype(np.float32) for seconds in (2, 4, 10)
+    seconds: (0.1 * generator.standard_normal(seconds * RATE)).astype(np.float32)
+    for seconds in (2, 4, 10)
 }
 
 
