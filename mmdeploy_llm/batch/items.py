@@ -124,6 +124,8 @@ class ItemReader:
             raise RequestError(f"chat_template_kwargs must be an object, got {_name(own)}")
         kwargs = {**self._template_kwargs, **own}
         messages = with_system(prompt.messages, self._system)
+        if messages is prompt.messages and kwargs == own:
+            return prompt
         return replace(prompt, messages=messages, template_kwargs=kwargs or None)
 
     def _params(self, own: Any) -> SamplingParams:

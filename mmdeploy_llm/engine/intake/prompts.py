@@ -18,7 +18,7 @@ from mmdeploy_llm.media.loading.forms import MEDIA_KEYS, changed, media_items
 from mmdeploy_llm.media.loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.values.deadline import Deadline, earlier
-from mmdeploy_llm.values.prompt import MediaPart, OpenPart, Part, PromptParts
+from mmdeploy_llm.values.prompt import ChatMessage, MediaPart, OpenPart, Part, PromptParts
 from mmdeploy_llm.values.text.display import shown
 from mmdeploy_llm.values.text.spelling import meant
 
@@ -145,19 +145,21 @@ def with_changed_media(parts: PromptParts, change: Callable[[MediaItem], Any]) -
     an item stay."""
     media = tuple(changed(item, change) for item in parts.media)
     if parts.messages is None:
-        return replace(parts, media=media)
-    messages = tuple(
-        replace(message, content=tuple(_changed_part(part, change) for part in message.content))
-        if isinstance(message.content, tuple)
-        else message
-        for message in parts.messages
-    )
+        return replace(parts, media=media) if media else parts
+    messages = tuple(_changed_message(message, change) for message in parts.messages)
     return replace(parts, media=media, messages=messages)
+
+
+def _changed_message(message: ChatMessage, change: Callable[[MediaItem], Any]) -> ChatMessage:
+    if not isinstance(message.content, tuple):
+        return message
+    content = tuple(_changed_part(part, change) for part in message.content)
+    return ChatMessage(fields=message.fields, content=content)
 
 
 def _changed_part(part: Part, change: Callable[[MediaItem], Any]) -> Part:
     if isinstance(part, MediaPart) and part.item.source is not None:
-        return replace(part, item=changed(part.item, change, is_in_part=True))
+        return MediaPart(item=changed(part.item, change, is_in_part=True), path=part.path)
     if isinstance(part, OpenPart) and part.files:
         files = {key: replace(item, source=change(item)) for key, item in part.files.items()}
         sources = {key: item.source for key, item in files.items()}

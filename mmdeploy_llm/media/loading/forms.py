@@ -35,7 +35,9 @@ def changed(item: MediaItem, change: Change, *, is_in_part: bool = False) -> Med
     list of them. is_in_part: whether a part of a message has the item."""
     source = item.source
     if isinstance(source, MediaRef):
-        made = change(replace(item, source=source.uri))
+        made = change(MediaItem(kind=item.kind, source=source.uri, options=item.options))
+        if made == source.uri:
+            return item
         return replace(item, source=replace(source, uri=made) if isinstance(made, str) else made)
     if isinstance(source, Embeds):
         return item
