@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
+from mmdeploy_llm_plugins.qwen import QWEN3_VL_BOXES as QWEN3_VL
 
 from mmdeploy_llm.batch.job import plan_batch, run_batch
 from mmdeploy_llm.batch.questions.boxed import MAX_BOXES, Boxed

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.ernie.gguf:TABLE"
 DRAFT_HEAD = "mmdeploy_llm_plugins.ernie.draft:add_head"
+
+# How ERNIE 4.5 VL writes boxes: JSON with "bbox_2d", from 0 to 1000.
+BOXES = BoxRule(keys=("bbox_2d", "bbox"))
 
 
 @hookimpl
@@ -42,7 +45,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_VL_MOE",
             draft_head=DRAFT_HEAD,
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.ernie.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.ernie:BOXES",
             media=("image", "video"),
             reasoning="ernie-45-vl",
             tools="ernie-45-vl-thinking",

@@ -3,11 +3,14 @@ with sounds."""
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 
 FACTORY = "mmdeploy_llm_plugins.gemma.text:GemmaForCausalLM"
 MODULE4 = "mmdeploy_llm_plugins.gemma.model4"
 GGUF = "mmdeploy_llm_plugins.gemma.gguf:TABLE"
+
+# How Gemma writes boxes: JSON with "box_2d", [top, left, bottom, right] from 0 to 1000.
+BOXES = BoxRule(keys=("box_2d",), order="yxyx")
 
 
 @hookimpl
@@ -57,7 +60,7 @@ def _media_models() -> tuple[ModelSpec, ...]:
             architectures=("Gemma3ForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.gemma.model3:Gemma3ForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.gemma.tiny3:GEMMA3",
-            boxes="mmdeploy_llm_plugins.gemma.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.gemma:BOXES",
             media=("image",),
             atomic_media=True,
         ),
@@ -67,7 +70,7 @@ def _media_models() -> tuple[ModelSpec, ...]:
             factory=f"{MODULE4}:Gemma4ForConditionalGeneration",
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4",
-            boxes="mmdeploy_llm_plugins.gemma.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.gemma:BOXES",
             media=("image", "video", "audio"),
             reasoning="gemma4",
             atomic_media=True,
@@ -77,7 +80,7 @@ def _media_models() -> tuple[ModelSpec, ...]:
             architectures=("Gemma4UnifiedForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.gemma.unified4:Gemma4UnifiedForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_UNIFIED",
-            boxes="mmdeploy_llm_plugins.gemma.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.gemma:BOXES",
             media=("image", "video", "audio"),
             reasoning="gemma4",
             atomic_media=True,

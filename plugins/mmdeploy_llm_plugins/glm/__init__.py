@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 
 TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
 MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
 GGUF = "mmdeploy_llm_plugins.glm.gguf:TABLE"
 DRAFT_HEAD = "mmdeploy_llm_plugins.glm.draft:add_head"
 CELLS = ("<table><tr><td></td></tr></table>", "<tr><th></th></tr>")  # of tables that GLM-OCR reads
+
+# How GLM-4V writes boxes: <|begin_of_box|>[[100, 200, 300, 400]]<|end_of_box|> or JSON, from 0 to
+# 1000. Its markers stand around other answers too.
+BOXES = BoxRule(
+    keys=("bbox_2d", "bbox"),
+    pattern=r"\[\[?\s?\d[-\d\s.,\[\]]*",
+)
 
 
 @hookimpl
@@ -56,7 +63,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM4V",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.glm.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.glm:BOXES",
             media=("image", "video"),
             reasoning="glm-4.5",
         ),
@@ -66,7 +73,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory=MEDIA,
             draft_head=DRAFT_HEAD,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM4V_MOE",
-            boxes="mmdeploy_llm_plugins.glm.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.glm:BOXES",
             media=("image", "video"),
             reasoning="glm-4.5",
         ),
@@ -77,7 +84,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory=MEDIA,
             draft_head=DRAFT_HEAD,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM46V",
-            boxes="mmdeploy_llm_plugins.glm.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.glm:BOXES",
             media=("image", "video"),
             reasoning="glm-4.5",
         ),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.internvl.gguf:TABLE"
+
+# How InternVL writes boxes: <ref>a cat</ref><box>[[100, 200, 300, 400]]</box>, from 0 to 1000.
+# The tags are special tokens, which answers usually do not have.
+BOXES = BoxRule(
+    keys=("bbox_2d", "bbox", "box_2d"),
+    pattern=r"\[\[?\s?\d[-\d\s.,\[\]]*",
+)
 
 
 @hookimpl
@@ -18,7 +25,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.internvl.tiny:INTERNVL",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.internvl.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.internvl:BOXES",
             media=("image", "video"),
         ),
     )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 from mmdeploy_llm_plugins.encoder_decoder.prompts import TEMPLATE
+
+# How Kosmos-2.5 writes boxes, if asked by <ocr>: four tokens before each line of text, in pixels
+# of the resized page.
+BOXES = BoxRule(
+    pattern=r"<bbox>(?P<box>(?:<[xy]_\d{1,5}>){4})</bbox>(?P<label>[^\n<]{0,500})", scale=None
+)
 
 
 @hookimpl
@@ -14,7 +20,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="kosmos2_5",
             architectures=("Kosmos2_5ForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.kosmos.model:Kosmos2_5ForConditionalGeneration",
-            boxes="mmdeploy_llm_plugins.kosmos.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.kosmos:BOXES",
             tiny="mmdeploy_llm_plugins.kosmos.tiny:KOSMOS2_5",
             chat_template=TEMPLATE,
             question="<ocr>",

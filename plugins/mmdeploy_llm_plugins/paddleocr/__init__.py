@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 
 CELLS = ("<fcel>", "<ecel>", "<lcel>", "<ucel>", "<xcel>", "<nl>")
+
+# How PaddleOCR-VL writes boxes: a line of text, then four corners as eight tokens, from 0 to
+# 1000.
+BOXES = BoxRule(
+    pattern=r"(?:<\|LOC_\d{1,4}\|>){8}",
+    corners=4,
+    is_special=True,
+)
 
 
 @hookimpl
@@ -17,7 +25,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.paddleocr.model:PaddleOCRVLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.paddleocr.tiny:PADDLEOCR_VL",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.paddleocr.boxes:RULE",
+            boxes="mmdeploy_llm_plugins.paddleocr:BOXES",
             media=("image",),
             # The cells of its tables.
             sampling={"no_repeat_ngram": {"may_repeat": CELLS}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import BoxRule, MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
 DRAFT_HEAD = "mmdeploy_llm_plugins.qwen.draft:add_head"
@@ -21,6 +21,17 @@ OMNI = {  # model -> kind -> class of its processor
         "audio": "OmniAudioProcessor",
     },
 }
+
+# How the Qwen-VL models write boxes. Qwen2-VL: "cat(100,200),(300,400)" between special tokens,
+# from 0 to 1000. Qwen2.5-VL: JSON in pixels of the resized picture. Qwen3-VL: JSON from 0 to
+# 1000.
+BOX_KEYS = ("bbox_2d", "bbox")
+QWEN2_VL_BOXES = BoxRule(
+    keys=BOX_KEYS,
+    pattern=r"\(\d{1,5}\s?,\s?\d{1,5}\)\s?,\s?\(\d{1,5}\s?,\s?\d{1,5}\)",
+)
+QWEN2_5_VL_BOXES = BoxRule(keys=BOX_KEYS, scale=None)
+QWEN3_VL_BOXES = BoxRule(keys=BOX_KEYS)
 
 
 @hookimpl
@@ -80,7 +91,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen2VLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN2_VL",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN2_VL",
+            boxes="mmdeploy_llm_plugins.qwen:QWEN2_VL_BOXES",
             media=("image", "video"),
             tools="qwen",
         ),
@@ -90,7 +101,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen25VLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN2_5_VL",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN2_5_VL",
+            boxes="mmdeploy_llm_plugins.qwen:QWEN2_5_VL_BOXES",
             media=("image", "video"),
             tools="qwen",
         ),
@@ -101,7 +112,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN3_VL",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
+            boxes="mmdeploy_llm_plugins.qwen:QWEN3_VL_BOXES",
             media=("image", "video"),
             reasoning="qwen3",
             tools="qwen",
@@ -113,7 +124,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN3_VL_MOE",
             deterministic=True,
-            boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
+            boxes="mmdeploy_llm_plugins.qwen:QWEN3_VL_BOXES",
             media=("image", "video"),
             reasoning="qwen3",
             tools="qwen",
@@ -155,7 +166,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5ForConditionalGeneration",),
             factory=vl,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5",
-            boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
+            boxes="mmdeploy_llm_plugins.qwen:QWEN3_VL_BOXES",
             media=media,
             reasoning="qwen3",
             tools="qwen",
@@ -165,7 +176,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5MoeForConditionalGeneration",),
             factory=vl,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE",
-            boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
+            boxes="mmdeploy_llm_plugins.qwen:QWEN3_VL_BOXES",
             media=media,
             reasoning="qwen3",
             tools="qwen",

@@ -4,13 +4,15 @@ import json
 import time
 
 import pytest
-from mmdeploy_llm_plugins.ernie.boxes import RULE as ERNIE
-from mmdeploy_llm_plugins.gemma.boxes import RULE as GEMMA
-from mmdeploy_llm_plugins.glm.boxes import RULE as GLM
-from mmdeploy_llm_plugins.internvl.boxes import RULE as INTERNVL
-from mmdeploy_llm_plugins.kosmos.boxes import RULE as KOSMOS
-from mmdeploy_llm_plugins.paddleocr.boxes import RULE as PADDLE
-from mmdeploy_llm_plugins.qwen.boxes import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from mmdeploy_llm_plugins.ernie import BOXES as ERNIE
+from mmdeploy_llm_plugins.gemma import BOXES as GEMMA
+from mmdeploy_llm_plugins.glm import BOXES as GLM
+from mmdeploy_llm_plugins.internvl import BOXES as INTERNVL
+from mmdeploy_llm_plugins.kosmos import BOXES as KOSMOS
+from mmdeploy_llm_plugins.paddleocr import BOXES as PADDLE
+from mmdeploy_llm_plugins.qwen import QWEN2_5_VL_BOXES as QWEN2_5_VL
+from mmdeploy_llm_plugins.qwen import QWEN2_VL_BOXES as QWEN2_VL
+from mmdeploy_llm_plugins.qwen import QWEN3_VL_BOXES as QWEN3_VL
 
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.media.boxes.reading import Box, read_boxes

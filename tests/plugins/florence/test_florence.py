@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from mmdeploy_llm_plugins import florence
-from mmdeploy_llm_plugins.florence.boxes import RULE
+from mmdeploy_llm_plugins.florence import BOXES as RULE
 from mmdeploy_llm_plugins.florence.image import FlorenceImageProcessor
 from mmdeploy_llm_plugins.florence.model import Florence2ForConditionalGeneration
 from mmdeploy_llm_plugins.florence.prompts import (
