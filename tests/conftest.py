@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.tiers import RECORD, leave_to_full, longest_first
+from tests.tiers import RECORD, leave_to_full, leave_to_long, longest_first
 
 TESTS = Path(__file__).parent
 GPU_FOLDER = TESTS / "gpu"
@@ -97,6 +97,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
+    leave_to_long(items)
     leave_to_full(items)
     for item in items:
         if item.path.is_relative_to(GPU_FOLDER):

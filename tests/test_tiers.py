@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from tests.durations import worth_recording
-from tests.tiers import leave_to_full, longest_first
+from tests.tiers import leave_to_full, leave_to_long, longest_first
 
 
 class Item(SimpleNamespace):
@@ -23,6 +23,15 @@ def test_of_a_family_the_first_quick_case_stays_quick():
     leave_to_full(items)
     slow = [item.nodeid for item in items if {"full", "long"} & set(item.keywords)]
     assert slow == ["a.py::test_x[0]", "a.py::test_x[2]", "a.py::test_x[3]"]
+
+
+def test_cases_stand_for_others_from_the_first_to_the_last():
+    mark = SimpleNamespace(args=(3,))
+    names = [*(f"a.py::test_x[{n}]" for n in range(9)), "a.py::test_y[0]", "a.py::test_y[1]"]
+    items = [Item(nodeid=name, keywords={}, get_closest_marker=lambda _: mark) for name in names]
+    leave_to_long(items)
+    kept = [item.nodeid for item in items if "long" not in item.keywords]
+    assert kept == [*(f"a.py::test_x[{n}]" for n in (0, 4, 8)), *names[-2:]]
 
 
 def test_the_longest_begin_first_and_files_stay_together():

@@ -1,4 +1,4 @@
-"""Which cases of a family of tests are quick, and which tests begin first."""
+"""Which cases of a family of tests are quick or in CI, and which tests begin first."""
 
 from pathlib import Path
 
@@ -17,6 +17,20 @@ def leave_to_full(items):
         if family in represented:
             item.add_marker(pytest.mark.full)
         represented.add(family)
+
+
+def leave_to_long(items):
+    """Marks the cases of `few_in_ci` that others stand for: so many of a family stay, from its
+    first to its last."""
+    families = {}
+    for item in items:
+        if (mark := item.get_closest_marker("few_in_ci")) and "long" not in item.keywords:
+            families.setdefault(item.nodeid.partition("[")[0], (mark.args[0], []))[1].append(item)
+    for number, cases in families.values():
+        kept = {round(at * (len(cases) - 1) / max(1, number - 1)) for at in range(number)}
+        for at, item in enumerate(cases):
+            if at not in kept:
+                item.add_marker(pytest.mark.long)
 
 
 def longest_first(items, record):

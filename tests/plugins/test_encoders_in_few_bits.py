@@ -73,6 +73,7 @@ def logits(plugins, folder, kernels, quantization, prompt):
 
 
 # Those that round the rows of products, too, are near to it.
+@pytest.mark.few_in_ci(12)
 @pytest.mark.parametrize(
     ("quantization", "atol"),
     [("int4wo", 1e-3), ("int8wo", 1e-3), ("int8", 1.0), ("int4", 1.0), ("int8a8", 1.0)],

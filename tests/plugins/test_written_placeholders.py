@@ -42,6 +42,7 @@ def typed(folder, blocked):
     return marker, {*processor.markers, processor.token, written or marker}
 
 
+@pytest.mark.few_in_ci(8)
 @pytest.mark.parametrize(
     ("family", "blocked"), [*((name, ()) for name in FAMILIES), *((a, (b,)) for a, b in BY_ANY)]
 )
@@ -71,6 +72,7 @@ def test_typed_placeholders_cost_their_own_prompt_at_most(tiny_folder, family, b
             assert not any(word in output.error_msg for word in INSIDE), output.error_msg
 
 
+@pytest.mark.few_in_ci(8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_typed_in_a_conversation_stands_for_nothing(tiny_folder, family):
     """All special tokens and markers in the text of a user, with a picture and, where the family

@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few_in_ci(4)
 @pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(("family", "name"), CASES)
@@ -94,6 +95,7 @@ def test_other_families_with_a_draft_layer(folders, family):
     assert stats.num_drafts > 40
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.full
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(

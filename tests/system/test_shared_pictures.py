@@ -48,6 +48,7 @@ def answered(llm, given):
     return outputs
 
 
+@pytest.mark.few_in_ci(4)
 @pytest.mark.full
 @pytest.mark.parametrize(
     "family", [*KINDS, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]

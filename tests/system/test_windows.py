@@ -34,6 +34,7 @@ def expected(folder, transformers_of):
     return [reference.generate(prompt, LENGTH) for prompt in PROMPTS]
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.parametrize("backend", ["native", pytest.param("reference", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "changes",

@@ -326,6 +326,7 @@ def all_failures(failures):
     return run
 
 
+@pytest.mark.few_in_ci(10)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "checks", "message"),

@@ -100,6 +100,7 @@ def others(name):
     return pytest.param(name, marks=[tier] * (name != "qwen2_moe"))
 
 
+@pytest.mark.few_in_ci(12)
 @pytest.mark.full
 @pytest.mark.parametrize("name", [others(name) for name in sorted({*GENERATING} - IN_ALL)])
 def test_no_family_ignores_an_activation_or_an_epsilon(subject_for, name):

@@ -36,6 +36,7 @@ def published(tiny_copy, family, tmp_path_factory):
     return folder, reference, dict(model.named_parameters())
 
 
+@pytest.mark.few_in_ci(16)
 @pytest.mark.one_is_quick
 def test_shards(tiny_copy, family, published, tmp_path):
     _, reference, expected = published
@@ -54,6 +55,7 @@ def test_names_of_transformers_modules(family, published, tmp_path):
     assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
 
 
+@pytest.mark.few_in_ci(16)
 @pytest.mark.one_is_quick
 def test_a_checkpoint_of_another_family_is_refused(family, published):
     folder, _, _ = published

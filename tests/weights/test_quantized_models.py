@@ -312,6 +312,7 @@ def test_head_and_embeddings_in_8_bits(
     assert (prompt_scores(plain, prompt, None) - expected).abs().max() > 1e-3
 
 
+@pytest.mark.few_in_ci(6)
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("architecture", "method"),

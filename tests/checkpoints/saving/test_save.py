@@ -32,6 +32,7 @@ def tensors(folder):
     return {k: v for path in folder.glob("*.safetensors") for k, v in load_file(path).items()}
 
 
+@pytest.mark.few_in_ci(6)
 @pytest.mark.full
 @pytest.mark.one_is_quick
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")

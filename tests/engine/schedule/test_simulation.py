@@ -300,6 +300,7 @@ def guess_with_mistakes(kit, config, monkeypatch):
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
 
 
+@pytest.mark.few_in_ci(16)
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "scene",

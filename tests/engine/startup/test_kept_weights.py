@@ -56,6 +56,7 @@ def test_the_second_start_maps_them(answer, tiny_folder, tmp_path):
     assert folder_size(tmp_path / "cache").num_files == 1
 
 
+@pytest.mark.few_in_ci(8)
 @pytest.mark.full
 @pytest.mark.parametrize("quantization", [None, "int4", "int4wo", "int8wo"])
 @pytest.mark.parametrize(

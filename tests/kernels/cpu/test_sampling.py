@@ -64,6 +64,7 @@ def rows_of(kind, vocab_size):
     return logits
 
 
+@pytest.mark.few_in_ci(8)
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["spread", "peaked", "equal", "banned", "uneven", "flat"])

@@ -79,6 +79,7 @@ class Rows:
         return found
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.parametrize(
     "vocab_size", [65, *(pytest.param(size, marks=pytest.mark.full) for size in (50, 64, 500))]
 )

@@ -124,6 +124,7 @@ class Heads:
         return q, cache
 
 
+@pytest.mark.few_in_ci(5)
 @pytest.mark.full
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("has_norms", [True, pytest.param(False, marks=pytest.mark.full)])

@@ -269,6 +269,7 @@ def test_the_error_says_what_an_8_bit_cache_needs(select):
         select(on_cuda(kv_cache_dtype="float8_e4m3fn"), capabilities=(AMPERE,))
 
 
+@pytest.mark.few_in_ci(16)
 @pytest.mark.parametrize(
     "family",
     [

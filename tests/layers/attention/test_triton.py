@@ -59,6 +59,7 @@ def tier_of_8_bits(shape, dtype):
     return pytest.mark.full if is_in_ci else pytest.mark.long
 
 
+@pytest.mark.few_in_ci(4)
 @pytest.mark.full
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def hidden_of(model):
     return runner.hidden([(runner.add(IDS[0].tolist()), IDS.shape[1])])
 
 
+@pytest.mark.few_in_ci(24)
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_another_head_of_any_family_equals_transformers(tiny_folder, tmp_path, family, kind):

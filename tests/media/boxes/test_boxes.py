@@ -110,6 +110,7 @@ def seconds(text, rule):
     return max(0.01, min(taken))
 
 
+@pytest.mark.few_in_ci(10)
 @pytest.mark.full
 @pytest.mark.parametrize("rule", [QWEN2_VL, QWEN3_VL, GEMMA, INTERNVL, GLM, PADDLE])
 @pytest.mark.parametrize(

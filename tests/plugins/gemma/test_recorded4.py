@@ -73,6 +73,7 @@ def compare(monkeypatch, kernels):
     return run
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "name",

@@ -206,6 +206,7 @@ def end_of(name: str, parser: ReasoningParser) -> str:
     return end + {"ernie-x1": "\n<response>", "hunyuan": "\n<answer>"}.get(name, "")
 
 
+@pytest.mark.few_in_ci(36)
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("are_tokens", [False, True])
 @pytest.mark.parametrize("kind", KINDS)

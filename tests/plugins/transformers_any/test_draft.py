@@ -69,6 +69,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.full
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):

@@ -41,6 +41,7 @@ def expected(reference, found):
     return [reference.generate(text, images) for text, images in found]
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.full
 def test_batched(reference, make_llm, picture):
     llm, stats = make_llm(reference.folder)
@@ -54,6 +55,7 @@ def test_batched(reference, make_llm, picture):
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.full
 def test_in_chunks_with_a_prefix_hit(reference, make_llm, picture):
     llm, stats = make_llm(reference.folder, block_size=4, max_num_batched_tokens=7, max_num_seqs=3)

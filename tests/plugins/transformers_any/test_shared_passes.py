@@ -56,6 +56,7 @@ def answers(llm):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.few_in_ci(4)
 @pytest.mark.full
 def test_answers_are_those_of_a_pass_for_each(folder, census, monkeypatch):
     """In one batch, in steps that hold prompts too, and in a pool where requests are preempted."""

@@ -195,6 +195,7 @@ def test_what_lies_beside_a_file_is_not_opened(tiny):
         assert llm.generate("The quick")[0].error_code == 200
 
 
+@pytest.mark.few_in_ci(3)
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize(

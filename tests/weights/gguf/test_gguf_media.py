@@ -107,6 +107,7 @@ def has_key_of(folder):
     return keys.__contains__
 
 
+@pytest.mark.few_in_ci(4)
 @pytest.mark.full
 @pytest.mark.parametrize(
     "family",

@@ -155,6 +155,7 @@ def generated(model, **options):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
+@pytest.mark.few_in_ci(9)
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST)) for name in CASES]

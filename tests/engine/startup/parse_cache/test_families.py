@@ -61,6 +61,7 @@ def nested(config):
     return [key for key in describe_config(config)["nested"] if not key.startswith("_")]
 
 
+@pytest.mark.few_in_ci(24)
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     "family",
