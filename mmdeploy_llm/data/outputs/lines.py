@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
@@ -12,7 +12,7 @@ from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
 from mmdeploy_llm.data.records.record import Record
 
-from .formats import Addition, CompletePart, Drops, Limits, first_positions
+from .formats import Addition, Drops, Limits, PartFormat, first_positions
 from .recognise import save_foreign
 from .scan import Entry, line_ends, parsed, whole_lines
 
@@ -57,7 +57,7 @@ class LineReader:
         self._file.close()
 
 
-class LineParts:
+class LineParts(PartFormat):
     """Parts that are files of lines, for an output at a URL."""
 
     name, suffix, open_suffix = "jsonl", ".jsonl", ".jsonl"
@@ -94,10 +94,6 @@ class LineParts:
                 out.write(line)
                 is_any = True
         return is_any
-
-    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
-        """Returns none: lines have no schema."""
-        return []
 
 
 def new_file(folder: Folder, name: str) -> FileIO:

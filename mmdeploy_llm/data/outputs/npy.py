@@ -24,7 +24,16 @@ from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 
-from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
+from .formats import (
+    Addition,
+    CompletePart,
+    Drops,
+    Limits,
+    PartFormat,
+    PartReader,
+    damaged,
+    first_positions,
+)
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 from .scan import Entry
 
@@ -82,7 +91,7 @@ def read_head(file: IO[bytes], name: str) -> Head:
     return head
 
 
-class NpyParts:
+class NpyParts(PartFormat):
     """Parts that are .npy files; see PartFormat."""
 
     name, suffix, open_suffix = "npy", ".npy", ".jsonl"

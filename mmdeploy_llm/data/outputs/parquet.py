@@ -34,7 +34,16 @@ from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import EXACT, FIELDS, Record
 from mmdeploy_llm.errors import ConfigError
 
-from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
+from .formats import (
+    Addition,
+    CompletePart,
+    Drops,
+    Limits,
+    PartFormat,
+    PartReader,
+    damaged,
+    first_positions,
+)
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 from .scan import Entry, whole_lines
 
@@ -48,7 +57,7 @@ ALWAYS = (*FIXED, MORE)
 MAX_SHOWN = 200  # characters of a library's message
 
 
-class ParquetParts:
+class ParquetParts(PartFormat):
     """Parts that are Parquet files; see PartFormat. Raises ConfigError when pyarrow is missing."""
 
     name, suffix, open_suffix = "parquet", ".parquet", ".jsonl"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import FileState, Folder
@@ -19,8 +19,11 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.shelves import LocalShelf, RemoteShelf, Shelf
 from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import OutputSinkSpec
 
+from .base import OutputPlace, Sink
 from .formats import PartFormat, PartReader
+from .own_formats import FORMATS
 from .recognise import foreign
 from .scan import (
     PART_BITS,
@@ -33,33 +36,31 @@ from .scan import (
     scan_entries,
 )
 
+PART_ITEMS = "part_items"  # the option of formats of parts
 MAX_OPEN = 8  # parts that are open for reading at the same time
-FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl", ".npy": "npy"}
 PART_NAME = re.compile(r"part-(\d{5,9})(\.\w+)")
 _OPEN = re.compile(r"\.open-(\d{5,9})(\.\w+)")
 
 
-class Parts:
+class Parts(Sink):
     """Reads an output of parts; see Sink for the methods, and PartsSink, which writes it too.
 
-    shelf: where complete parts are. folder: where the part that grows is, a folder of this machine.
+    shelf: where complete parts are, a folder or a URL. folder: where the part that grows is, a
+    folder of this machine.
     """
 
-    def __init__(self, name: str, shelf: Shelf, folder: Path, form: PartFormat) -> None:
-        self.name = name
-        self.folder, self.shelf, self.form = folder, shelf, form
-        self.configurations = ConfigurationFile(name, folder / ".config.json", self._embedded)
-        self.state_file = folder / ".state.json"
-
-    @classmethod
-    def local(cls, path: Path, form: PartFormat) -> Self:
-        """Returns an output in a folder."""
-        return cls(str(path), LocalShelf(path), path, form)
-
-    @classmethod
-    def remote(cls, url: str, folder: Path, form: PartFormat) -> Self:
-        """Returns an output at a URL. folder: for the part that grows."""
-        return cls(url, RemoteShelf(url), folder, form)
+    def __init__(self, place: OutputPlace, form: PartFormat) -> None:
+        self.place, self.name, self.form = place, place.name, form
+        self.shelf: Shelf
+        if place.journal is None:
+            self.folder = Path(place.name)
+            self.shelf = LocalShelf(self.folder)
+        else:
+            self.folder, self.shelf = place.journal, RemoteShelf(place.name)
+        self.configurations = ConfigurationFile(
+            self.name, self.folder / ".config.json", self._embedded
+        )
+        self.state_file = self.folder / ".state.json"
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when it is no folder, has parts of another format, or exists."""
@@ -68,12 +69,13 @@ class Parts:
                 f"{str(self.folder)!r} is a file, and an output in the format {self.form.name} is "
                 "a folder of parts; remove the file or name another --output"
             )
+        known = part_formats(FORMATS)
         for name in self.shelf.states():
             found = PART_NAME.fullmatch(name)
-            if found and found[2] in FORMATS and found[2] != self.form.suffix:
+            if found and found[2] in known and found[2] != self.form.suffix:
                 raise ConfigError(
                     f"{self.name!r} has parts of another format ({name}); --format "
-                    f"{FORMATS[found[2]]} continues it, --output writes elsewhere"
+                    f"{known[found[2]]} continues it, --output writes elsewhere"
                 )
         if mode == "new" and (self.parts() or self.open_parts()):
             raise ConfigError(exists_already(self.name))
@@ -240,6 +242,15 @@ class Parts:
                 text = reader.configurations()
             if text is not None:
                 yield text
+
+
+def part_formats(specs: Iterable[OutputSinkSpec]) -> dict[str, str]:
+    """Returns the names of the formats of parts, by the suffix of a part; of several the first."""
+    found: dict[str, str] = {}
+    for spec in specs:
+        if PART_ITEMS in spec.options:
+            found = dict.fromkeys(spec.suffixes, spec.name) | found
+    return found
 
 
 def _numbered(pattern: re.Pattern[str], suffix: str, names: Collection[str]) -> dict[int, str]:

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,7 +28,7 @@ from mmdeploy_llm.data.records.growing import GrowingFile
 from mmdeploy_llm.data.records.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.data.records.record import Record
 
-from .formats import Addition, CompletePart, Drops, Limits, damaged
+from .formats import Addition, Drops, Limits, PartFormat, damaged
 from .scan import Entry
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
@@ -50,7 +50,7 @@ _PATH = re.compile(rb"(?:^|(?<=\n))(\d{1,6}) path=")
 _UNSAFE = re.compile(r"(?:^|/)(?:\.\.?|__[^/]*__)(?:/|$)|[\ud800-\udfff]")
 
 
-class TarParts:
+class TarParts(PartFormat):
     """Parts that are tars; see PartFormat."""
 
     name, suffix, open_suffix = "webdataset", ".tar", ".tar"
@@ -127,10 +127,6 @@ class TarParts:
             _copy(file, out, first - begin)
             begin = end
         return kept > len(drops)
-
-    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
-        """Returns none: tars have no schema."""
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmdeploy_llm.data.outputs.opening.stored import StoreSink
+from mmdeploy_llm.data.outputs.base import OutputPlace
+from mmdeploy_llm.data.outputs.opening.choose import opened
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError, PluginError
@@ -275,13 +276,13 @@ def runs_are_resumed(subject: OutputSubject) -> None:
     """An item that is done again has its newest record; two runs never write at once."""
     records = [Record.from_json(line) for line in lines_of(["one", "two", "three"])]
     with subject.path() as path:
-        sink = StoreSink(path, subject.provided)
+        sink = opened(OutputPlace(name=str(path), provided=subject.provided))
         with attributed("a run", "see the message"):
             with sink.writer("new", Kept()) as writer:
                 for record in records:
                     writer.write(record, record.line)
                 try:
-                    sink.writer("resume", Kept(state=sink.positions())).close()
+                    sink.writer("resume", sink.scan(lambda record: record.line)).close()
                 except ConfigError:
                     pass
                 else:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
-from mmdeploy_llm.data.outputs.opening.lance_store import LanceStore
+from mmdeploy_llm.data.outputs.lance_store import LanceStore
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
@@ -148,7 +148,7 @@ def test_a_record_with_no_vector_in_its_place_is_refused(value: object, words: s
 @pytest.fixture
 def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lance")
-    monkeypatch.setattr("mmdeploy_llm.data.outputs.opening.lance_store.MAX_LINES", 2)
+    monkeypatch.setattr("mmdeploy_llm.data.outputs.lance_store.MAX_LINES", 2)
 
 
 @pytest.mark.usefixtures("small_journal")
@@ -226,7 +226,7 @@ def test_a_folder_or_a_vast_file_is_no_journal_of_lance(
     pytest.importorskip("lance")
     (tmp_path / "a.lance.journal").mkdir()
     (tmp_path / "b.lance.journal").write_bytes(b"0\t{}\n")
-    monkeypatch.setattr("mmdeploy_llm.data.outputs.opening.lance_store.MAX_JOURNAL", 4)
+    monkeypatch.setattr("mmdeploy_llm.data.outputs.lance_store.MAX_JOURNAL", 4)
     for name in ("a.lance", "b.lance"):
         with pytest.raises(ConfigError, match="no file, or one of more than"):
             LanceStore(tmp_path / name, writable=True)
