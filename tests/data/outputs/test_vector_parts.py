@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.lance_store import LanceStore
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
@@ -194,19 +194,6 @@ def test_other_lance_datasets_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.lance" / "x").write_text("")
     with pytest.raises(ConfigError, match="is no Lance dataset"):
         open_sink(tmp_path / "b.lance").check("resume")
-
-
-def test_positions_of_a_lance_dataset_only_rise(tmp_path: Path) -> None:
-    store = LanceStore(tmp_path / "v.lance", True)
-    lines = [made(number).to_json() for number in range(4)]
-    assert [store.append(line, {}) for line in lines[:3]] == [0, 1, 2]
-    store.delete([2])
-    assert store.append(lines[3], {}) == 3
-    store.close()
-    again = LanceStore(tmp_path / "v.lance", True)
-    assert [position for position, _ in again.entries()] == [0, 1, 3]
-    assert again.append(lines[2], {}) == 4
-    again.close()
 
 
 @pytest.mark.parametrize(
