@@ -102,14 +102,11 @@ def test_what_is_built_in_writes_and_reads_without_any_plugin(tmp_path):
 def test_a_plugin_has_a_format_of_parts(tmp_path):
     """Parts, URLs, a part alone: all that the formats of parts of this package do."""
     (tmp_path / "rows_plugin.py").write_text(
-        "from mmdeploy_llm.data.outputs.lines import LineParts\n"
         "from mmdeploy_llm.hooks import OutputSinkSpec, hookimpl\n"
-        "class RowParts(LineParts):\n"
-        "    name, suffix = 'rows', '.rows'\n"
         "@hookimpl\n"
         "def provide_output_sinks():\n"
         "    return [OutputSinkSpec(name='rows', suffixes=('.rows',), options=('part_items',),\n"
-        "                           factory=f'{__name__}:RowParts')]\n"
+        "                           factory='mmdeploy_llm.data.outputs.lines:LineParts')]\n"
     )
     kinds = PluginManager.load(plugins=(), files=[tmp_path / "rows_plugin.py"]).kinds
     records = [Record(id=name, line=line, text="x") for line, name in enumerate("abc", 1)]

@@ -90,7 +90,7 @@ class TestSqlite(OutputSinkConformance):
     spec = PluginManager.load(plugins=(), files=[file]).provided(OutputSinkSpec)[0]
 
 
-@pytest.mark.full
+@pytest.mark.one_is_quick
 @pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("spec", FORMATS, ids=lambda spec: spec.name)
 def test_the_formats_of_this_package_pass(spec, check):

@@ -71,12 +71,10 @@ class PartReader(Protocol):
 
 
 class PartFormat(ABC):
-    """A format of parts. name: as in --format. suffix: of a complete part. open_suffix: of the one
+    """A format of parts, whose names end in the first suffix of its spec. open_suffix: of the part
     that grows. limits: when it is full."""
 
-    name: ClassVar[str]
-    suffix: ClassVar[str]
-    open_suffix: ClassVar[str]
+    open_suffix: ClassVar[str] = ".jsonl"
     limits: Limits
 
     @abstractmethod

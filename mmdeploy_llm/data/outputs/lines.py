@@ -60,8 +60,6 @@ class LineReader:
 class LineParts(PartFormat):
     """Parts that are files of lines, for an output at a URL."""
 
-    name, suffix, open_suffix = "jsonl", ".jsonl", ".jsonl"
-
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
 

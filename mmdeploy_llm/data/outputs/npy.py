@@ -94,8 +94,6 @@ def read_head(file: IO[bytes], name: str) -> Head:
 class NpyParts(PartFormat):
     """Parts that are .npy files; see PartFormat."""
 
-    name, suffix, open_suffix = "npy", ".npy", ".jsonl"
-
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
         self._journal = LineParts(most_items)

@@ -60,8 +60,6 @@ MAX_SHOWN = 200  # characters of a library's message
 class ParquetParts(PartFormat):
     """Parts that are Parquet files; see PartFormat. Raises ConfigError when pyarrow is missing."""
 
-    name, suffix, open_suffix = "parquet", ".parquet", ".jsonl"
-
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
         self._journal = LineParts(most_items)

@@ -51,6 +51,7 @@ class Parts(Sink):
 
     def __init__(self, place: OutputPlace, form: PartFormat) -> None:
         self.place, self.name, self.form = place, place.name, form
+        self.suffix = place.provided.spec.suffixes[0]  # of a complete part
         self.shelf: Shelf
         if place.journal is None:
             self.folder = Path(place.name)
@@ -66,13 +67,14 @@ class Parts(Sink):
         """Raises ConfigError when it is no folder, has parts of another format, or exists."""
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise ConfigError(
-                f"{str(self.folder)!r} is a file, and an output in the format {self.form.name} is "
-                "a folder of parts; remove the file or name another --output"
+                f"{str(self.folder)!r} is a file, and an output in the format "
+                f"{self.place.provided.spec.name} is a folder of parts; remove the file or name "
+                "another --output"
             )
         known = part_formats(FORMATS)
         for name in self.shelf.states():
             found = PART_NAME.fullmatch(name)
-            if found and found[2] in known and found[2] != self.form.suffix:
+            if found and found[2] in known and found[2] != self.suffix:
                 raise ConfigError(
                     f"{self.name!r} has parts of another format ({name}); --format "
                     f"{known[found[2]]} continues it, --output writes elsewhere"
@@ -111,7 +113,7 @@ class Parts(Sink):
 
     def parts(self) -> dict[int, str]:
         """Returns the names of the complete parts, by number and in this order."""
-        return _numbered(PART_NAME, self.form.suffix, self.shelf.states())
+        return _numbered(PART_NAME, self.suffix, self.shelf.states())
 
     def open_parts(self) -> dict[int, str]:
         """Returns the names of parts that grow: at most one, unless a run was killed while it
@@ -203,7 +205,7 @@ class Parts(Sink):
 
     def part_name(self, number: int) -> str:
         """Returns the name of a complete part."""
-        return f"part-{number:05d}{self.form.suffix}"
+        return f"part-{number:05d}{self.suffix}"
 
     def open_name(self, number: int) -> str:
         """Returns the name of a part while it grows. Programs that read a folder of parts skip
@@ -246,11 +248,8 @@ class Parts(Sink):
 
 def part_formats(specs: Iterable[OutputSinkSpec]) -> dict[str, str]:
     """Returns the names of the formats of parts, by the suffix of a part; of several the first."""
-    found: dict[str, str] = {}
-    for spec in specs:
-        if PART_ITEMS in spec.options:
-            found = dict.fromkeys(spec.suffixes, spec.name) | found
-    return found
+    found = [(own.suffixes[0], own.name) for own in specs if PART_ITEMS in own.options]
+    return dict(reversed(found))
 
 
 def _numbered(pattern: re.Pattern[str], suffix: str, names: Collection[str]) -> dict[int, str]:

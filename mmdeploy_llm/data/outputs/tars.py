@@ -53,7 +53,7 @@ _UNSAFE = re.compile(r"(?:^|/)(?:\.\.?|__[^/]*__)(?:/|$)|[\ud800-\udfff]")
 class TarParts(PartFormat):
     """Parts that are tars; see PartFormat."""
 
-    name, suffix, open_suffix = "webdataset", ".tar", ".tar"
+    open_suffix = ".tar"
 
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)

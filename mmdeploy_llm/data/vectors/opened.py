@@ -213,7 +213,7 @@ def _parts_of(output: Readable) -> list[Part]:
         path = Path(output.name)
         made = PARTS.get(path.suffix.lower())
         return [RecordsPart(output) if made is None else made(partial(_regular, path), str(path))]
-    made = PARTS.get(output.form.suffix) if isinstance(output, PartsSink) else None
+    made = PARTS.get(output.suffix) if isinstance(output, PartsSink) else None
     if made is None or not isinstance(output, PartsSink):
         return [RecordsPart(output)]
     found = [
