@@ -179,7 +179,6 @@ class _Corpus(_Rules):
 
 class _Output(_Made):
     suffixes: SomeSuffixes
-    about: Text
     holds: Annotated[
         tuple[Literal["answers", "vectors"], ...],
         _Some,

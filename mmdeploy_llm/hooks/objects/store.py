@@ -29,7 +29,6 @@ class OutputSinkSpec:
         For formats that do more, such as those of this package: a PartFormat of
         mmdeploy_llm.data.outputs, called with the most items of a part, or what returns a Sink of
         it, called with an OutputPlace. These classes may change with each version.
-    about: one line of help.
     holds: what its records may have, of OUTPUT_CONTENTS.
     options: those of OUTPUT_OPTIONS that have an effect on it. part_items: its outputs are folders
         of parts, or URLs. media_root: it stores pictures beside the answers.
@@ -38,7 +37,6 @@ class OutputSinkSpec:
     name: str
     suffixes: tuple[str, ...]
     factory: str
-    about: str = "records, as a plugin writes them"
     holds: tuple[str, ...] = OUTPUT_CONTENTS
     options: tuple[str, ...] = ()
     priority: int = 0

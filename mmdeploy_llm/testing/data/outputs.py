@@ -305,9 +305,13 @@ def _read(sink: Sink) -> list[Record]:
 
 
 def _demand_found(sink: Sink, expected: Sequence[Record], when: str) -> None:
-    found = [record.id for record in _read(sink)]
-    wanted = [record.id for record in expected]
-    demand(found == wanted, f"{when} the output has {found!r:.80}, not {wanted!r:.80}")
+    found = _read(sink)
+    names = [record.id for record in found], [record.id for record in expected]
+    demand(
+        found == list(expected),
+        f"{when} the output has the records {names[0]!r:.80}, not {names[1]!r:.80}"
+        + ("" if names[0] != names[1] else "; a line of them differs"),
+    )
 
 
 def _demand_at(sink: Sink, positions: list[int], expected: Sequence[Record]) -> None:

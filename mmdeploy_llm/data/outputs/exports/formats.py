@@ -58,18 +58,16 @@ OF_SOME = ("part_items", "sidecar", "repeats", "media_root")
 class ExportFormat:
     """A format of exports.
 
-    endings: of the names of outputs that have it; the longest that fits a name decides. Without
-    any, the format is named.
-    about: one line of help.
     write: writes the items of an export to its output.
+    endings: of the names of outputs that have it; the longest that fits a name decides. Without
+        any, the format is named, or is that of an output.
     uses: the fields of ExportOptions, and on_existing, that have an effect on it; the others are
         errors.
     """
 
     name: str
-    endings: tuple[str, ...]
-    about: str
     write: Callable[[Export], None]
+    endings: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
 
     def check(self, options: ExportOptions) -> None:
@@ -86,41 +84,31 @@ class ExportFormat:
 FORMATS: tuple[ExportFormat, ...] = (
     ExportFormat(
         name="csv",
-        endings=(),
-        about="a table: a row for each record",
         write=write_csv,
     ),
     ExportFormat(
         name="imagefolder",
         endings=(f"/{METADATA}",),
-        about="pictures with a metadata.jsonl, or that alone beside pictures",
         write=write_imagefolder,
         uses=("media_root",),
     ),
     ExportFormat(
         name="kohya",
-        endings=(),
-        about="a folder REPEATS_TRIGGER of pictures and captions, for LoRA trainers",
         write=write_kohya,
         uses=("media_root", "sidecar", "repeats"),
     ),
     ExportFormat(
         name="sidecar",
-        endings=(),
-        about="a text beside each picture beneath the folder that --output names",
         write=write_sidecars,
         uses=("media_root", "sidecar", "on_existing"),
     ),
     ExportFormat(
         name="coco",
         endings=(".coco.json",),
-        about="boxes as COCO has them: one JSON file",
         write=write_coco,
     ),
     ExportFormat(
         name="yolo",
-        endings=(),
-        about="boxes as YOLO has them: a folder of labels and a classes.txt",
         write=write_yolo,
     ),
 )
@@ -177,8 +165,6 @@ def _named(kinds: KindTable) -> dict[str, ExportFormat]:
     for spec in (own.spec for own in kinds.output_formats):
         own = ExportFormat(
             name=spec.name,
-            endings=spec.suffixes,
-            about=spec.about,
             write=partial(write_output, form=spec.name),
             uses=spec.options,
         )

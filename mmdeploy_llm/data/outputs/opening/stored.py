@@ -52,19 +52,27 @@ class StoreSink(FileSink):
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when the output cannot be written in this mode or is of something
         else."""
-        if self._is_there():
+        if self.exists():
             if mode == "new":
                 raise ConfigError(exists_already(self.path))
             next(self.entries(), None)  # or raises, where it is no output
         super().check(mode)
 
     def exists(self) -> bool:
-        """Returns whether there is something at its path."""
-        return self._is_there()
+        """Returns whether there is a file or folder. Raises ConfigError for anything else."""
+        try:
+            mode = os.lstat(self.path).st_mode
+        except FileNotFoundError:
+            return False
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ConfigError(
+                f"{self.name!r} is a link or no file; name the file itself, or another --output"
+            )
+        return True
 
     def scan(self, place_of: PlaceOf, *, retried: Retried = ALL_FAILED) -> Kept:
         """Reads the output without changing it."""
-        if not self._is_there():
+        if not self.exists():
             return Kept()
         state = self.positions()  # before it is read: what comes later must not count as known
         return scan_entries(self.entries, place_of, state, retried=retried)
@@ -167,18 +175,6 @@ class StoreSink(FileSink):
                 f"{self.name!r} cannot be written: {self.about}: {error_text(error)}; make space, "
                 "or whatever it lacks, then --resume does what is missing",
             ) from error
-
-    def _is_there(self) -> bool:
-        """Returns whether there is a file or folder. Raises ConfigError for anything else."""
-        try:
-            mode = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            return False
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ConfigError(
-                f"{self.name!r} is a link or no file; name the file itself, or another --output"
-            )
-        return True
 
     def _parsed(self, position: int, line: object) -> Record:
         try:
