@@ -1,9 +1,9 @@
 """Sink: an output of a batch, whatever its format; OutputPlace: what it is opened with; RecordSink:
-what a run writes its records to; FileSink, AroundWriter: bases of those that have more in common.
-"""
+what a run writes its records to; FileSink, CountingWriter, AroundWriter: bases of several."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -68,6 +68,34 @@ class RecordSink(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class CountingWriter(Closing, ABC):
+    """Adds records, of which it knows whether they are the first of their items: the base of those
+    that write an output; see RecordSink. Not thread-safe. kept: what the output has already."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept, self.index, self.num_again = kept, kept.index, 0
+
+    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
+        """Adds a record; returns whether it is the first of its item."""
+        self.check()
+        position = self._add(record, item)
+        is_first = record.key not in self._kept.done
+        if not is_first:
+            self.num_again += 1
+        elif place is not None:
+            self.index.add(record, place, position)
+        self.check()
+        return is_first
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises OutputLostError when somebody else changed the output."""
+
+    @abstractmethod
+    def _add(self, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the output; returns its position."""
 
 
 class AroundWriter(Closing):

@@ -22,18 +22,6 @@ Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
-    """A record that is added to the part that grows.
-
-    item: the item, whose media a format may store. is_again: whether it had a record before.
-    """
-
-    record: Record
-    item: Item | BadItem | None = None
-    is_again: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """When a part is full: after so many items, or bytes in the file that grows."""
 
@@ -92,8 +80,9 @@ class PartFormat(ABC):
         of the next record. Raises ConfigError when more than that is damaged."""
 
     @abstractmethod
-    def append(self, file: GrowingFile, addition: Addition) -> int:
-        """Adds a record to the file; returns how far the position has advanced."""
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the file; returns how far the position has advanced. item: whose media a
+        format may store."""
 
     @abstractmethod
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:

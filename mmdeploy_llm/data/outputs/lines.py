@@ -10,9 +10,11 @@ from typing import IO
 
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.rows import BadItem
 
-from .formats import Addition, Drops, Limits, PartFormat, first_positions
+from .formats import Drops, Limits, PartFormat, first_positions
 from .recognise import save_foreign
 from .scan import Entry, line_ends, parsed, whole_lines
 
@@ -74,9 +76,9 @@ class LineParts(PartFormat):
         file.keep(ends)
         return len(file)
 
-    def append(self, file: GrowingFile, addition: Addition) -> int:
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
         """Adds a line."""
-        file.write(addition.record.to_json().encode() + b"\n")
+        file.write(record.to_json().encode() + b"\n")
         file.commit()
         return 1
 

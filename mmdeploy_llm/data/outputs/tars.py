@@ -25,10 +25,12 @@ from typing import IO, Any
 
 from mmdeploy_llm.data.records.files import Folder, write_all
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.rows import BadItem
 
-from .formats import Addition, Drops, Limits, PartFormat, damaged
+from .formats import Drops, Limits, PartFormat, damaged
 from .scan import Entry
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
@@ -77,14 +79,14 @@ class TarParts(PartFormat):
             file.commit()
         return file.size
 
-    def append(self, file: GrowingFile, addition: Addition) -> int:
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
         """Adds a sample."""
-        begin, record = file.size, addition.record
+        begin = file.size
         key = self._free(record)
         sample: dict[str, Any] = {"key": key, "media": None, "left_out": None}
         if record.is_ok:
             try:
-                with first_media(addition.item) as blob:
+                with first_media(item) as blob:
                     if blob is not None:
                         sample["media"] = f"{key}.{blob.suffix}"
                         _add_blob(file, sample["media"], blob)

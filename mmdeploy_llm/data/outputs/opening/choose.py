@@ -143,7 +143,7 @@ def tell_who_writes(name: str, found: Format, kinds: KindTable) -> None:
 def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> Format:
     """Returns the format of an output. Raises ConfigError for a suffix of no format, unless the
     format is named, and for one of another format."""
-    found, by_suffix = known_format(name, form, kinds), known_format(name, None, kinds)
+    found = known_format(name, form, kinds)
     formats = ", ".join(dict.fromkeys(own.spec.name for own in kinds.output_formats))
     if found is None and form is not None:
         raise ConfigError(f"the format must be one of {formats}, got {form[:40]!r}")
@@ -154,11 +154,10 @@ def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) ->
             f"the output {name!r} {ends}, which names no format: known are "
             f"{' '.join(kinds.outputs)}; or give the format, one of {formats} (--format)"
         )
-    is_fit = name.rstrip("/").lower().endswith(found.spec.suffixes)
-    if by_suffix is not None and not is_fit and not os.path.lexists(name):
-        raise ConfigError(
-            f"{name!r} ends in {suffix}, which is {by_suffix.spec.name}, and not {form}"
-        )
+    is_fit = name.rstrip("/").lower().endswith(found.spec.suffixes) or os.path.lexists(name)
+    other = None if is_fit else known_format(name, None, kinds)
+    if other is not None:
+        raise ConfigError(f"{name!r} ends in {suffix}, which is {other.spec.name}, and not {form}")
     return found
 
 

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from io import FileIO
 from typing import cast
 
-from mmdeploy_llm.data.outputs.base import FileSink, OutputPlace
+from mmdeploy_llm.data.outputs.base import CountingWriter, FileSink, OutputPlace
 from mmdeploy_llm.data.outputs.scan import (
     Entry,
     Kept,
@@ -36,7 +36,6 @@ from mmdeploy_llm.hooks.factories import build
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.system.guarding.claims import lock
 from mmdeploy_llm.system.portable import files
-from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.text.display import error_text
 
 MAX_POSITION = 2**63
@@ -188,12 +187,12 @@ class StoreSink(FileSink):
             ) from None
 
 
-class StoreWriter(Closing):
-    """Writes the records of one run; see RecordSink. Not thread-safe."""
+class StoreWriter(CountingWriter):
+    """Writes the records of one run; see RecordSink."""
 
     def __init__(self, sink: StoreSink, mode: Mode, kept: Kept) -> None:
-        self._sink, self._kept = sink, kept if mode == "resume" else Kept()
-        self.index, self.num_again = self._kept.index, 0
+        super().__init__(kept if mode == "resume" else Kept())
+        self._sink = sink
         self._number, self._last = 0, -1  # of the records in the store
         self._absolute = os.path.abspath(sink.path)
         sink.path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,20 +210,14 @@ class StoreWriter(Closing):
             self.close()
             raise
 
-    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
-        """Adds a record; returns whether it is the first of its item."""
-        self.check()
+    def _add(self, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the store."""
         line = record.to_json()
         with self._sink.writing():
-            position = self._opened.append(line, json.loads(line))
+            position: int = self._opened.append(line, json.loads(line))
             self._sink.check_position(position, self._last)
         self._number, self._last = self._number + 1, position
-        is_first = record.key not in self._kept.done
-        if not is_first:
-            self.num_again += 1
-        elif place is not None:
-            self.index.add(record, place, position)
-        return is_first
+        return position
 
     def check(self) -> None:
         """Raises OutputLostError when something else has its path."""
