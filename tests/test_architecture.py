@@ -142,8 +142,8 @@ IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/mmdeploy_llm_processors/remote/stores.py"),
-    ("lance", "mmdeploy_llm/data/outputs/opening/lance_store.py"),
-    ("pyarrow", "mmdeploy_llm/data/outputs/opening/lance_store.py"),
+    ("lance", "mmdeploy_llm/data/outputs/lance_store.py"),
+    ("pyarrow", "mmdeploy_llm/data/outputs/lance_store.py"),
     ("pyarrow", "mmdeploy_llm/data/outputs/parquet.py"),
 }
 MAY_USE_TRITON = "mmdeploy_llm/kernels/cuda/"

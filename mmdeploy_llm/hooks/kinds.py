@@ -6,6 +6,7 @@ Images, videos and sounds are in it whatever is loaded.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from .records import PluginOrigin, Provided, describe
 from .selection import Chooser
 
 T = TypeVar("T")
+# Has the hooks of what is there whatever plugins are installed, blocked or named; imported by name,
+# as entry points are.
+ALWAYS = "mmdeploy_llm.data.outputs.own_formats"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,8 @@ class KindTable:
     formats: ".warc" -> the format of corpora that a plugin reads. format_bytes: (offset, bytes) ->
         the format, the longest first.
     parts: (family or "*", type of a message's part) -> what it becomes.
-    outputs: ".sqlite" -> the format of outputs that a plugin writes.
+    outputs: ".sqlite" -> the format of outputs.
+    output_formats: all of these, those that no suffix names too; this package's come first.
     conflicts: (field, name) -> what is wrong and how to decide.
     """
 
@@ -53,6 +58,7 @@ class KindTable:
     format_bytes: Mapping[tuple[int, bytes], Provided[CorpusFormatSpec]]
     parts: Mapping[tuple[str, str], Provided[ChatPartSpec]]
     outputs: Mapping[str, Provided[OutputSinkSpec]]
+    output_formats: tuple[Provided[OutputSinkSpec], ...]
     conflicts: Mapping[tuple[str, Any], str]
 
     def of_name(self, name: str) -> str | None:
@@ -88,7 +94,7 @@ class KindTable:
         return None
 
     def output_of(self, suffix: str) -> Provided[OutputSinkSpec] | None:
-        """Returns the format of outputs with this suffix; None where no plugin writes it."""
+        """Returns the format of outputs with this suffix; None where nothing writes it."""
         if ("outputs", suffix) in self.conflicts:
             raise PluginConflictError(self.conflicts["outputs", suffix])
         return self.outputs.get(suffix)
@@ -137,9 +143,9 @@ def table_of(
     provided: Iterable[Provided[Any]],
     chooser: Chooser | None = None,
 ) -> KindTable:
-    """Builds the table from the specs of all plugins, in load order. chooser: decides which plugin
-    reads a format, and which has a type of parts."""
-    found = tuple(provided)
+    """Builds the table from the specs of ALWAYS and of all plugins, in load order. chooser: decides
+    which plugin reads a format, and which has a type of parts."""
+    found = (*_always(), *provided)
     specs: list[tuple[Declared | MediaProcessorSpec, PluginOrigin | None]]
     specs = [(own, None) for own in BUILT_IN]
     specs += [(own.spec, own.origin) for own in found if isinstance(own.spec, MediaProcessorSpec)]
@@ -150,9 +156,8 @@ def table_of(
         for name in claimed(spec):
             claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
     for other in found:
-        if isinstance(other.spec, CorpusFormatSpec | ChatPartSpec | OutputSinkSpec):
-            for name, claim in _other_claims(other, chooser or Chooser({})):
-                claims.setdefault(name, []).append(claim)
+        for name, claim in _other_claims(other, chooser or Chooser({})):
+            claims.setdefault(name, []).append(claim)
     kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
     for kind in kinds:  # nobody else's, whatever the priority
         for own in (kind, f"{kind}_url"):
@@ -179,10 +184,19 @@ def table_of(
         format_bytes=MappingProxyType(_longest_first(of_others("first_bytes"))),
         parts=MappingProxyType(of_others("parts")),
         outputs=MappingProxyType(of_others("outputs")),
+        output_formats=tuple(own for own in found if isinstance(own.spec, OutputSinkSpec)),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
     )
+
+
+def _always() -> Iterator[Provided[Any]]:
+    """Yields the formats of outputs that need no plugin: what a run has written can be read with
+    none of them too."""
+    origin = PluginOrigin(name="outputs", module=ALWAYS, is_builtin=True)
+    for spec in importlib.import_module(ALWAYS).provide_output_sinks():
+        yield Provided(spec=spec, origin=origin)
 
 
 def _other_claims(
@@ -191,6 +205,8 @@ def _other_claims(
     """Yields what a format claims, or a chat part; `use` may name the suffix or the type, or the
     spec."""
     spec, origin = provided.spec, provided.origin
+    if not isinstance(spec, CorpusFormatSpec | ChatPartSpec | OutputSinkSpec):
+        return
     for field, name in claimed(spec):
         own = {"first_bytes": spec.name, "parts": name[-1]}.get(field, name)
         keys = (spec.name, own)

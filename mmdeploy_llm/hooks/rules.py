@@ -14,7 +14,12 @@ from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.chat_parts import CHAT_PART_TYPE, OWN_TYPES, ChatPartSpec, are_keys
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
-from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
+from mmdeploy_llm.hooks.objects.store import (
+    OUTPUT_CONTENTS,
+    OUTPUT_OPTIONS,
+    CorpusFormatSpec,
+    OutputSinkSpec,
+)
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
 from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.values.first_bytes import HEAD
@@ -174,6 +179,15 @@ class _Corpus(_Rules):
 
 class _Output(_Made):
     suffixes: SomeSuffixes
+    holds: Annotated[
+        tuple[Literal["answers", "vectors"], ...],
+        _Some,
+        Field(description=f"a tuple of at least one of {OUTPUT_CONTENTS}"),
+    ]
+    options: Annotated[
+        tuple[Literal["part_items", "media_root"], ...],
+        Field(description=f"a tuple of some of {OUTPUT_OPTIONS}"),
+    ]
 
 
 class _Attention(_Parser):

@@ -29,7 +29,7 @@ from .contracts import (
 )
 from .kinds import claimed
 from .names import did_you_mean, error_text, listing, normalise, shown_uri
-from .records import PluginOrigin, Spec, describe
+from .records import PluginOrigin, Spec
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
     {
@@ -178,9 +178,12 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
-        case CorpusFormatSpec() | OutputSinkSpec():
-            what = describe(spec).removesuffix(spec.name) + normalise(spec.name)
-            return [what, *map("suffix {}".format, spec.suffixes)]
+        case CorpusFormatSpec():
+            name = f"corpus format {normalise(spec.name)}"
+            return [name, *map("suffix {}".format, spec.suffixes)]
+        case OutputSinkSpec():
+            ranked = (f"suffix {own} at priority {spec.priority}" for own in spec.suffixes)
+            return [f"output sink {normalise(spec.name)}", *ranked]
         case AttentionBackendSpec():
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case WeightFormatSpec():

@@ -153,9 +153,9 @@ def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
 def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
     summary, _ = do(rows, output)
     sink = summary.sink
-    with sink.shelf.open("part-00001" + sink.form.suffix) as part:
+    with sink.shelf.open("part-00001" + sink.suffix) as part:
         content = part.read()
-    if sink.form.name == "parquet":
+    if sink.suffix == ".parquet":
         content = b"".join(each.to_json().encode() + b"\n" for each in records(output)[5:10])
     (sink.folder / sink.open_name(1)).write_bytes(content)  # as a kill before its removal leaves it
     assert len(list(open_sink(output).entries())) == 12
@@ -305,17 +305,6 @@ def test_overwrite_begins_again(do, rows, output):
 
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("output", FOLDERS)
-def test_one_run_at_a_time(do, rows, output):
-    kept = open_sink(output).scan(lambda record: record.line)
-    with (
-        open_sink(output).writer("new", kept),
-        pytest.raises(ConfigError, match=r"another run \(process .*\) is writing"),
-    ):
-        do(rows, output)
-
-
-@pytest.mark.one_is_quick
-@pytest.mark.parametrize("output", FOLDERS)
 def test_the_lock_of_parts_is_the_file_that_has_its_name(do, rows, output, monkeypatch):
     """Another run removes the lock between our opening and locking it, as an export does."""
     do(rows[:3], output)
@@ -374,7 +363,7 @@ def test_a_folder_that_cannot_be_written(do, rows, here):
 def test_links_are_not_followed(do, rows, output, here):
     precious = here / "precious"
     precious.write_text("precious")
-    suffix = open_sink(output).form.suffix
+    suffix = open_sink(output).suffix
     (here / output).mkdir()
     for name in (".open-00000", ".part-00000", "part-00000"):
         (here / output / (name + suffix)).symlink_to(precious)

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.cli.commands.exports import EXPORT_EPILOG
 from mmdeploy_llm.data.outputs.exports.formats import FORMATS
+from mmdeploy_llm.data.outputs.own_formats import FORMATS as OUTPUTS
 from mmdeploy_llm.data.records.record import ItemError, Record
 
 ERROR = ItemError(code=400, kind="MediaError", message="no")
@@ -33,7 +34,7 @@ def run(*words):
 
 
 def test_every_format_is_named_in_the_help():
-    for form in FORMATS:
+    for form in (*OUTPUTS, *FORMATS):
         assert f"\n  {form.name} " in EXPORT_EPILOG
 
 

@@ -11,9 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.data.outputs.opening.choose import FORMATS, open_sink
+from mmdeploy_llm.data.outputs.opening.choose import open_sink
+from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
+from mmdeploy_llm.data.outputs.own_formats import provide_output_sinks
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks.validation import checked_specs
 from mmdeploy_llm.testing.check import check_plugin
 from mmdeploy_llm.testing.plugins import fresh
 from tests.batch.conftest import fake_llm, jsonl  # noqa: F401
@@ -87,13 +90,38 @@ def test_a_batch_on_a_cluster_writes_it(jsonl, tmp_path, monkeypatch, fake_llm):
     assert "nothing left to do" in run(*words, "--resume")[1]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_what_is_built_in_writes_and_reads_without_any_plugin(form, tmp_path):
+def test_what_is_built_in_writes_and_reads_without_any_plugin(tmp_path):
     kinds = PluginManager.load(plugins=()).kinds
-    assert kinds.outputs == {}
-    sink = open_sink(tmp_path / "out", form, kinds=kinds)
-    sink.check("new")
-    assert type(sink).__module__.startswith("mmdeploy_llm.data.outputs.")
+    own = provide_output_sinks()
+    assert checked_specs("provide_output_sinks", own) == own
+    assert [found.spec for found in kinds.output_formats] == list(own)
+    for spec in own:
+        open_sink(tmp_path / "out", spec.name, kinds=kinds).check("new")
+
+
+def test_a_plugin_has_a_format_of_parts(tmp_path):
+    """Parts, URLs, a part alone: all that the formats of parts of this package do."""
+    (tmp_path / "rows_plugin.py").write_text(
+        "from mmdeploy_llm.hooks import OutputSinkSpec, hookimpl\n"
+        "@hookimpl\n"
+        "def provide_output_sinks():\n"
+        "    return [OutputSinkSpec(name='rows', suffixes=('.rows',), options=('part_items',),\n"
+        "                           factory='mmdeploy_llm.data.outputs.lines:LineParts')]\n"
+    )
+    kinds = PluginManager.load(plugins=(), files=[tmp_path / "rows_plugin.py"]).kinds
+    records = [Record(id=name, line=line, text="x") for line, name in enumerate("abc", 1)]
+    for name in (f"{tmp_path}/out.rows", "memory://bucket/out.rows"):
+        options = {} if "://" not in name else {"journal": tmp_path / "journal"}
+        for some in (records[:2], records[2:]):
+            sink = open_sink(name, part_items=2, kinds=kinds, **options)
+            with sink.writer("resume", sink.scan(lambda record: record.line)) as writer:
+                for record in some:
+                    writer.write(record, record.line)
+                writer.finish(lambda record: record.line)
+        assert list(sink.parts().values()) == ["part-00000.rows", "part-00001.rows"]
+        assert list(MergedOutputs([name], kinds).records()) == records
+    part = f"{tmp_path}/out.rows/part-00001.rows"
+    assert list(MergedOutputs([part], kinds).records()) == records[2:]
 
 
 @pytest.mark.full

@@ -79,19 +79,6 @@ def test_a_killed_run_is_resumed(do, tmp_path, fake_llm, in_child):  # noqa: F81
     assert rows(tmp_path / "out.sqlite") == WHOLE
 
 
-def test_two_runs_never_write_at_once(do, tmp_path, kinds):
-    do()
-    sink = open_sink(tmp_path / "out.sqlite", kinds=kinds)
-    kept = sink.scan(lambda record: record.line)
-    with sink.writer("resume", kept):
-        with pytest.raises(ConfigError, match="another run is writing"):
-            do(mode="resume")
-        with pytest.raises(ConfigError, match="another run is writing"):
-            do(mode="overwrite")
-    with pytest.raises(ConfigError, match="exists already"):
-        do()
-
-
 def test_shards_are_read_together(do, tmp_path, kinds):
     names = [tmp_path / f"s{shard}.db" for shard in (1, 2, 3)]
     for shard, path in enumerate(names, 1):

@@ -1,11 +1,12 @@
 """Bugs planted in a store of records: each is found by the check that the table names; the example
-of the guide and the one in SQLite pass."""
+of the guide, the one in SQLite and the formats of this package pass."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm.data.outputs.own_formats import FORMATS
 from mmdeploy_llm.hooks import OutputSinkSpec, PluginManager
 from mmdeploy_llm.testing import CheckFailed, CheckSkipped, OutputSinkConformance
 from mmdeploy_llm.testing.data import outputs
@@ -87,6 +88,20 @@ def test_the_store_of_the_guide_passes(check, tmp_path):
 class TestSqlite(OutputSinkConformance):
     file = ROOT / "examples/plugins/sqlite_output.py"
     spec = PluginManager.load(plugins=(), files=[file]).provided(OutputSinkSpec)[0]
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("spec", FORMATS, ids=lambda spec: spec.name)
+def test_the_formats_of_this_package_pass(spec, check):
+    if spec.name == "lance":
+        pytest.importorskip("lance")
+        if check is outputs.records_are_read_one_by_one:
+            pytest.skip("its journal, of 64 MiB at most, is in memory")
+    try:
+        check(OutputSubject(spec=spec))
+    except CheckSkipped as skipped:
+        pytest.skip(str(skipped))
 
 
 def test_what_cannot_be_tried_is_said(tmp_path):

@@ -29,7 +29,8 @@ Formats, by the ending of --output or by --format:
   openai       responses of OpenAI's Batch API, one line of JSON each
   parquet      a folder of Parquet files, a row for each record
   webdataset   a folder of tars (NAME.tar), each answer beside its picture
-  openai       lines as OpenAI's Batch API gives them (--format openai)
+  npy          a folder of arrays of numpy, a vector for each record
+  lance        a Lance dataset, a row with a vector for each record
   imagefolder  a folder of pictures with a metadata.jsonl; with an --output
                that ends in /metadata.jsonl only that, beside the pictures
   kohya        a folder REPEATS_TRIGGER of pictures and captions

@@ -1,7 +1,9 @@
 """Outputs of a batch: what a run writes to, resumes from and reports.
 
+    own_formats.py lists the formats; plugins add others by the same hook
+
     opening/choose.py --> JsonlSink   one file of lines                  jsonl.py
-                      |-> StoreSink   what a plugin's RecordStore writes opening/stored.py
+                      |-> StoreSink   what a RecordStore writes          opening/stored.py
                       '-> PartsSink   complete parts, and one that grows part*.py
                             lines.py    parts of lines; the journal of Parquet parts
                             parquet.py  Parquet parts

@@ -1,19 +1,43 @@
-"""Sink: an output of a batch, whatever its format; RecordSink: what a run writes its records to."""
+"""Sink: an output of a batch, whatever its format; OutputPlace: what it is opened with; RecordSink:
+what a run writes its records to; FileSink, CountingWriter, AroundWriter: bases of several."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.media import Blob
 from mmdeploy_llm.data.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.hooks import OutputSinkSpec
+from mmdeploy_llm.hooks.records import Provided
 from mmdeploy_llm.values.closing import Closing
 
+from .recognise import companions
 from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlace:
+    """The place of an output, and what was asked of it.
+
+    name: a path, or a URL. provided: its format. part_items: most items of a part; None is the
+    format's own number. journal: of an output at a URL, the folder here for the part that grows;
+    None of one on this machine.
+    """
+
+    name: str
+    provided: Provided[OutputSinkSpec]
+    part_items: int | None = None
+    journal: Path | None = None
 
 
 class RecordSink(Protocol):
@@ -44,6 +68,34 @@ class RecordSink(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class CountingWriter(Closing, ABC):
+    """Adds records, of which it knows whether they are the first of their items: the base of those
+    that write an output; see RecordSink. Not thread-safe. kept: what the output has already."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept, self.index, self.num_again = kept, kept.index, 0
+
+    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
+        """Adds a record; returns whether it is the first of its item."""
+        self.check()
+        position = self._add(record, item)
+        is_first = record.key not in self._kept.done
+        if not is_first:
+            self.num_again += 1
+        elif place is not None:
+            self.index.add(record, place, position)
+        self.check()
+        return is_first
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises OutputLostError when somebody else changed the output."""
+
+    @abstractmethod
+    def _add(self, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the output; returns its position."""
 
 
 class AroundWriter(Closing):
@@ -93,6 +145,10 @@ class Readable(Protocol):
     def records_at(self, positions: list[int]) -> Iterator[Record]:
         """Yields the records at these positions, in the order of the positions."""
 
+    def stored_media(self, position: int) -> AbstractContextManager[Blob | None]:
+        """Opens the media of the record at a position; None when none are stored."""
+        return nullcontext()
+
     def modified(self) -> int | None:
         """Returns when it was written last (ns), None when that is not known."""
 
@@ -100,6 +156,8 @@ class Readable(Protocol):
 @runtime_checkable
 class Sink(Readable, Protocol):
     """An output of a batch."""
+
+    place: OutputPlace
 
     @property
     def places(self) -> tuple[str | Path, ...]:
@@ -113,6 +171,7 @@ class Sink(Readable, Protocol):
 
     def is_growing(self) -> bool:
         """Returns whether records of it are not in a complete part yet."""
+        return False
 
     def scan(
         self,
@@ -124,3 +183,24 @@ class Sink(Readable, Protocol):
 
     def writer(self, mode: Mode, kept: Kept) -> RecordSink:
         """Locks the output and removes what must not stay in it."""
+
+
+class FileSink(Sink):
+    """An output that is a file or a folder, with the files of a batch beside it; see Sink. path: of
+    the records, where it is another than that of the output."""
+
+    def __init__(self, place: OutputPlace, path: Path | None = None) -> None:
+        self.place, self.name = place, place.name
+        self.path = path = Path(place.name) if path is None else path
+        self.configurations = ConfigurationFile.beside(path)
+        self.state_file = path.with_name(f"{path.name}.state.json")
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The file or folder, and the files beside it."""
+        return self.path, *companions(self.path)
+
+    def check(self, mode: Mode) -> None:
+        """Raises ConfigError when the names of the files beside it are taken."""
+        self.configurations.check_file()
+        RunState.read(self.state_file)

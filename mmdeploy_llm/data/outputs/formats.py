@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, ClassVar, Protocol
 
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
@@ -18,18 +19,6 @@ from mmdeploy_llm.errors import ConfigError
 from .scan import Entry
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
-    """A record that is added to the part that grows.
-
-    item: the item, whose media a format may store. is_again: whether it had a record before.
-    """
-
-    record: Record
-    item: Item | BadItem | None = None
-    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +58,44 @@ class PartReader(Protocol):
         """Closes the file."""
 
 
-class PartFormat(Protocol):
-    """A format of parts. name: as in --format. suffix: of a complete part. open_suffix: of the one
+class PartFormat(ABC):
+    """A format of parts, whose names end in the first suffix of its spec. open_suffix: of the part
     that grows. limits: when it is full."""
 
-    name: str
-    suffix: str
-    open_suffix: str
+    open_suffix: ClassVar[str] = ".jsonl"
     limits: Limits
 
+    @abstractmethod
+    def __init__(self, most_items: int | None) -> None:
+        """most_items: of a part; None is the format's own number."""
+
+    @abstractmethod
     def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
         """Opens a part; closing it closes the file. is_open: whether it is the one that
         grows."""
 
+    @abstractmethod
     def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
         """Prepares the file that grows for additions: cuts off what is torn. Returns the position
         of the next record. Raises ConfigError when more than that is damaged."""
 
-    def append(self, file: GrowingFile, addition: Addition) -> int:
-        """Adds a record to the file; returns how far the position has advanced."""
+    @abstractmethod
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the file; returns how far the position has advanced. item: whose media a
+        format may store."""
 
+    @abstractmethod
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Makes a complete part of the file that grows; returns its name in the folder."""
 
+    @abstractmethod
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies a part without some of its records; returns whether any record is left."""
 
     def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
-        """Returns the numbers of those parts that must be copied to be like the others, where a
-        part has a schema."""
+        """Returns the numbers of those parts that must be copied to be like the others: none,
+        where a part has no schema."""
+        return []
 
 
 def first_positions(drops: Drops) -> frozenset[int]:

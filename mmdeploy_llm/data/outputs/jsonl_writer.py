@@ -25,8 +25,8 @@ from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import lock
 from mmdeploy_llm.system.portable import files
-from mmdeploy_llm.values.closing import Closing
 
+from .base import CountingWriter
 from .recognise import save_foreign
 from .scan import Kept, Mode, PlaceOf, check_target, exists_already, line_ends, scan
 
@@ -35,25 +35,21 @@ logger = logging.getLogger(__name__)
 MAX_TRIES = 16  # the file may be replaced between opening and locking it
 
 
-class RecordWriter(Closing):
+class RecordWriter(CountingWriter):
     """Writes records unbuffered, so that written records survive a killed process and only the
     last line can be torn.
 
     kept: what `scan` found, for mode "resume". Locks the file: a second run that writes to it
     raises ConfigError. Raises OutputLostError when the file no longer has its path, or somebody
-    else changed it. Not thread-safe.
-
-    num_again: records of items that had one before.
+    else changed it.
     """
 
     def __init__(self, path: Path, mode: Mode, kept: Kept | None = None) -> None:
+        super().__init__(kept or Kept())
         check_target(path, mode)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._absolute = os.path.abspath(path)
-        self._kept = kept or Kept()
-        self.index = self._kept.index
-        self.num_again = 0
         self._file = GrowingFile(_open_locked(path, mode), path)
         try:
             self._begin(mode)
@@ -61,24 +57,13 @@ class RecordWriter(Closing):
             self._file.close()
             raise
 
-    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
-        """Appends one line; returns whether it is the first of its item.
-
-        place: rank of the item in the input order, if it has one. item: for formats that store
-        more than the record.
-        """
-        self.check()
+    def _add(self, record: Record, item: Item | BadItem | None) -> int:
+        """Appends one line; returns where it begins."""
         begin = self._file.size
         with self._writing():
             self._file.write(record.to_json().encode() + b"\n")
         self._file.commit()
-        is_first = record.key not in self._kept.done
-        if not is_first:
-            self.num_again += 1
-        elif place is not None:
-            self.index.add(record, place, begin)
-        self.check()
-        return is_first
+        return begin
 
     def check(self) -> None:
         """Raises OutputLostError when the file has another name or size than this run gave it."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
 
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.rows import BadItem
 
-from .formats import Addition, CompletePart, Drops, Limits, first_positions
+from .formats import Drops, Limits, PartFormat, first_positions
 from .recognise import save_foreign
 from .scan import Entry, line_ends, parsed, whole_lines
 
@@ -57,10 +59,8 @@ class LineReader:
         self._file.close()
 
 
-class LineParts:
+class LineParts(PartFormat):
     """Parts that are files of lines, for an output at a URL."""
-
-    name, suffix, open_suffix = "jsonl", ".jsonl", ".jsonl"
 
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
@@ -76,9 +76,9 @@ class LineParts:
         file.keep(ends)
         return len(file)
 
-    def append(self, file: GrowingFile, addition: Addition) -> int:
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
         """Adds a line."""
-        file.write(addition.record.to_json().encode() + b"\n")
+        file.write(record.to_json().encode() + b"\n")
         file.commit()
         return 1
 
@@ -94,10 +94,6 @@ class LineParts:
                 out.write(line)
                 is_any = True
         return is_any
-
-    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
-        """Returns none: lines have no schema."""
-        return []
 
 
 def new_file(folder: Folder, name: str) -> FileIO:

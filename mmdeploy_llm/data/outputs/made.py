@@ -11,7 +11,7 @@ from typing import ClassVar
 from mmdeploy_llm.data.records.files import Folder, check_regular
 from mmdeploy_llm.errors import ConfigError
 
-from .base import AroundWriter, RecordSink
+from .base import AroundWriter, OutputPlace, RecordSink
 from .jsonl import JsonlSink
 from .recognise import foreign
 from .scan import Kept, Mode, PlaceOf, exists_already
@@ -23,10 +23,9 @@ class MadeSink(JsonlSink, ABC):
 
     ending: ClassVar[str]
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path.with_name(f"{path.name}{self.ending}"))
-        self.made = path
-        self.name = str(path)
+    def __init__(self, place: OutputPlace) -> None:
+        self.made = Path(place.name)
+        super().__init__(place, self.made.with_name(f"{self.made.name}{self.ending}"))
 
     @abstractmethod
     def is_ours(self) -> bool:
@@ -48,9 +47,9 @@ class MadeSink(JsonlSink, ABC):
                 raise ConfigError(exists_already(self.made))
             if not self.is_ours():
                 raise ConfigError(foreign(self.made))
-            if mode == "resume" and not self._path.exists():
+            if mode == "resume" and not self.path.exists():
                 raise ConfigError(
-                    f"{str(self.made)!r} is made from {str(self._path)!r}, which is missing: "
+                    f"{str(self.made)!r} is made from {str(self.path)!r}, which is missing: "
                     "put it there, or --overwrite starts again"
                 )
         super().check(mode)

@@ -30,11 +30,20 @@ from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, fitted, res
 from mmdeploy_llm.data.records.declared import JSON
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Vector
+from mmdeploy_llm.data.records.item import Item, Vector
 from mmdeploy_llm.data.records.record import EXACT, FIELDS, Record
+from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 
-from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
+from .formats import (
+    CompletePart,
+    Drops,
+    Limits,
+    PartFormat,
+    PartReader,
+    damaged,
+    first_positions,
+)
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 from .scan import Entry, whole_lines
 
@@ -48,10 +57,8 @@ ALWAYS = (*FIXED, MORE)
 MAX_SHOWN = 200  # characters of a library's message
 
 
-class ParquetParts:
+class ParquetParts(PartFormat):
     """Parts that are Parquet files; see PartFormat. Raises ConfigError when pyarrow is missing."""
-
-    name, suffix, open_suffix = "parquet", ".parquet", ".jsonl"
 
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
@@ -84,9 +91,9 @@ class ParquetParts:
         """Cuts off a torn last line of the journal; returns the number of lines."""
         return self._journal.begin(file, name, configurations)
 
-    def append(self, file: GrowingFile, addition: Addition) -> int:
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
         """Adds a line to the journal."""
-        return self._journal.append(file, addition)
+        return self._journal.append(file, record, item)
 
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Writes the journal as a part."""

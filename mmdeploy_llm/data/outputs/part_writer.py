@@ -18,19 +18,19 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import LOCK, held
-from mmdeploy_llm.values.closing import Closing
 
-from .formats import Addition, CompletePart, Drops
+from .base import CountingWriter
+from .formats import CompletePart, Drops
 from .lines import new_file
 from .parts import Parts
-from .scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
+from .scan import PART_BITS, Kept, Mode, PlaceOf
 
 MAX_NAMED = 5
 
 
-class PartsWriter(Closing):
+class PartsWriter(CountingWriter):
     """Writes each record before the next one comes, so that a killed process loses at most the one
-    that it was writing. Not thread-safe.
+    that it was writing.
 
     The only writer of the files of its output: it locks a file of the folder, a second run raises
     ConfigError. Raises OutputLostError when the folder was removed or replaced, or somebody else
@@ -38,10 +38,9 @@ class PartsWriter(Closing):
     """
 
     def __init__(self, sink: Parts, mode: Mode, kept: Kept) -> None:
+        super().__init__(kept)
         sink.check(mode)
-        self._sink, self._kept = sink, kept
-        self.index: RecordIndex = kept.index
-        self.num_again = 0
+        self._sink = sink
         self._folder = Folder.open(sink.folder)
         self._file: GrowingFile | None = None  # the part that grows, once it has a record
         self._parts: dict[str, object] = {}  # complete parts with their states
@@ -64,23 +63,19 @@ class PartsWriter(Closing):
     def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Adds a record to the part that grows, and completes it when it is full; see
         RecordSink."""
-        self.check()
-        is_first = record.key not in self._kept.done
-        file = self._open_part()
-        position = self._position
-        with self._writing():
-            addition = Addition(record=record, item=item, is_again=not is_first)
-            self._position += self._sink.form.append(file, addition)
-        self._num_items += 1
-        if not is_first:
-            self.num_again += 1
-        elif place is not None:
-            self.index.add(record, place, self._number << PART_BITS | position)
-        self.check()
+        is_first = super().write(record, place, item)
         limits = self._sink.form.limits
-        if self._num_items >= limits.items or file.size >= limits.num_bytes:
+        if self._num_items >= limits.items or self._open_part().size >= limits.num_bytes:
             self._seal()
         return is_first
+
+    def _add(self, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the part that grows."""
+        file, position = self._open_part(), self._position
+        with self._writing():
+            self._position += self._sink.form.append(file, record, item)
+        self._num_items += 1
+        return self._number << PART_BITS | position
 
     def check(self) -> None:
         """Raises OutputLostError when the folder or the part that grows has another name or size

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Self
+from typing import IO
 
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import FileState, Folder
@@ -19,8 +19,11 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.shelves import LocalShelf, RemoteShelf, Shelf
 from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import OutputSinkSpec
 
+from .base import OutputPlace, Sink
 from .formats import PartFormat, PartReader
+from .own_formats import FORMATS
 from .recognise import foreign
 from .scan import (
     PART_BITS,
@@ -33,47 +36,48 @@ from .scan import (
     scan_entries,
 )
 
+PART_ITEMS = "part_items"  # the option of formats of parts
 MAX_OPEN = 8  # parts that are open for reading at the same time
-FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl", ".npy": "npy"}
 PART_NAME = re.compile(r"part-(\d{5,9})(\.\w+)")
 _OPEN = re.compile(r"\.open-(\d{5,9})(\.\w+)")
 
 
-class Parts:
+class Parts(Sink):
     """Reads an output of parts; see Sink for the methods, and PartsSink, which writes it too.
 
-    shelf: where complete parts are. folder: where the part that grows is, a folder of this machine.
+    shelf: where complete parts are, a folder or a URL. folder: where the part that grows is, a
+    folder of this machine.
     """
 
-    def __init__(self, name: str, shelf: Shelf, folder: Path, form: PartFormat) -> None:
-        self.name = name
-        self.folder, self.shelf, self.form = folder, shelf, form
-        self.configurations = ConfigurationFile(name, folder / ".config.json", self._embedded)
-        self.state_file = folder / ".state.json"
-
-    @classmethod
-    def local(cls, path: Path, form: PartFormat) -> Self:
-        """Returns an output in a folder."""
-        return cls(str(path), LocalShelf(path), path, form)
-
-    @classmethod
-    def remote(cls, url: str, folder: Path, form: PartFormat) -> Self:
-        """Returns an output at a URL. folder: for the part that grows."""
-        return cls(url, RemoteShelf(url), folder, form)
+    def __init__(self, place: OutputPlace, form: PartFormat) -> None:
+        self.place, self.name, self.form = place, place.name, form
+        self.suffix = place.provided.spec.suffixes[0]  # of a complete part
+        self.shelf: Shelf
+        if place.journal is None:
+            self.folder = Path(place.name)
+            self.shelf = LocalShelf(self.folder)
+        else:
+            self.folder, self.shelf = place.journal, RemoteShelf(place.name)
+        self.configurations = ConfigurationFile(
+            self.name, self.folder / ".config.json", self._embedded
+        )
+        self.state_file = self.folder / ".state.json"
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when it is no folder, has parts of another format, or exists."""
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise ConfigError(
-                f"{str(self.folder)!r} is a file, and an output in the format {self.form.name} is "
-                "a folder of parts; remove the file or name another --output"
+                f"{str(self.folder)!r} is a file, and an output in the format "
+                f"{self.place.provided.spec.name} is a folder of parts; remove the file or name "
+                "another --output"
             )
+        known = part_formats(FORMATS)
         for name in self.shelf.states():
             found = PART_NAME.fullmatch(name)
-            if found and found[2] in FORMATS and found[2] != self.form.suffix:
+            if found and found[2] in known and found[2] != self.suffix:
                 raise ConfigError(
                     f"{self.name!r} has parts of another format ({name}); --format "
-                    f"{FORMATS[found[2]]} continues it, --output writes elsewhere"
+                    f"{known[found[2]]} continues it, --output writes elsewhere"
                 )
         if mode == "new" and (self.parts() or self.open_parts()):
             raise ConfigError(exists_already(self.name))
@@ -109,7 +113,7 @@ class Parts:
 
     def parts(self) -> dict[int, str]:
         """Returns the names of the complete parts, by number and in this order."""
-        return _numbered(PART_NAME, self.form.suffix, self.shelf.states())
+        return _numbered(PART_NAME, self.suffix, self.shelf.states())
 
     def open_parts(self) -> dict[int, str]:
         """Returns the names of parts that grow: at most one, unless a run was killed while it
@@ -201,7 +205,7 @@ class Parts:
 
     def part_name(self, number: int) -> str:
         """Returns the name of a complete part."""
-        return f"part-{number:05d}{self.form.suffix}"
+        return f"part-{number:05d}{self.suffix}"
 
     def open_name(self, number: int) -> str:
         """Returns the name of a part while it grows. Programs that read a folder of parts skip
@@ -240,6 +244,12 @@ class Parts:
                 text = reader.configurations()
             if text is not None:
                 yield text
+
+
+def part_formats(specs: Iterable[OutputSinkSpec]) -> dict[str, str]:
+    """Returns the names of the formats of parts, by the suffix of a part; of several the first."""
+    found = [(own.suffixes[0], own.name) for own in specs if PART_ITEMS in own.options]
+    return dict(reversed(found))
 
 
 def _numbered(pattern: re.Pattern[str], suffix: str, names: Collection[str]) -> dict[int, str]:

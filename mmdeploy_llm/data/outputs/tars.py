@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,10 +25,12 @@ from typing import IO, Any
 
 from mmdeploy_llm.data.records.files import Folder, write_all
 from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.data.rows.rows import BadItem
 
-from .formats import Addition, CompletePart, Drops, Limits, damaged
+from .formats import Drops, Limits, PartFormat, damaged
 from .scan import Entry
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
@@ -50,10 +52,10 @@ _PATH = re.compile(rb"(?:^|(?<=\n))(\d{1,6}) path=")
 _UNSAFE = re.compile(r"(?:^|/)(?:\.\.?|__[^/]*__)(?:/|$)|[\ud800-\udfff]")
 
 
-class TarParts:
+class TarParts(PartFormat):
     """Parts that are tars; see PartFormat."""
 
-    name, suffix, open_suffix = "webdataset", ".tar", ".tar"
+    open_suffix = ".tar"
 
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
@@ -77,14 +79,14 @@ class TarParts:
             file.commit()
         return file.size
 
-    def append(self, file: GrowingFile, addition: Addition) -> int:
+    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
         """Adds a sample."""
-        begin, record = file.size, addition.record
+        begin = file.size
         key = self._free(record)
         sample: dict[str, Any] = {"key": key, "media": None, "left_out": None}
         if record.is_ok:
             try:
-                with first_media(addition.item) as blob:
+                with first_media(item) as blob:
                     if blob is not None:
                         sample["media"] = f"{key}.{blob.suffix}"
                         _add_blob(file, sample["media"], blob)
@@ -127,10 +129,6 @@ class TarParts:
             _copy(file, out, first - begin)
             begin = end
         return kept > len(drops)
-
-    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
-        """Returns none: tars have no schema."""
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mmdeploy_llm.data.outputs.base import Readable
 from mmdeploy_llm.data.outputs.npy import read_head
-from mmdeploy_llm.data.outputs.opening.choose import is_remote, stored_format
+from mmdeploy_llm.data.outputs.opening.choose import has_parts, is_remote, known_format
 from mmdeploy_llm.data.outputs.opening.merged import OnePart, missing_shards, open_existing
 from mmdeploy_llm.data.outputs.part_writer import PartsSink
 from mmdeploy_llm.data.outputs.parts import PART_NAME
@@ -161,7 +161,8 @@ class Vectors:
         is_here = not is_remote(name)
         if is_here and not path.exists():
             raise ConfigError(f"{name!r} does not exist; name an output of `embed`, or its files")
-        if is_here and stored_format(name, None, kinds) is None:
+        form = known_format(name, None, kinds)
+        if is_here and (form is None or has_parts(form)):
             found = _foreign(path, column)
             if found:
                 self._parts += found
@@ -212,7 +213,7 @@ def _parts_of(output: Readable) -> list[Part]:
         path = Path(output.name)
         made = PARTS.get(path.suffix.lower())
         return [RecordsPart(output) if made is None else made(partial(_regular, path), str(path))]
-    made = PARTS.get(output.form.suffix) if isinstance(output, PartsSink) else None
+    made = PARTS.get(output.suffix) if isinstance(output, PartsSink) else None
     if made is None or not isinstance(output, PartsSink):
         return [RecordsPart(output)]
     found = [

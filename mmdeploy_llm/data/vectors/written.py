@@ -19,7 +19,7 @@ IDS = "ids.jsonl"
 def finish(sink: Any) -> list[str]:
     """Writes NAME.npy/ids.jsonl, a line for each record in the order of the parts, where the output
     is one of arrays in a folder here. Returns what is told of it."""
-    if not (isinstance(sink, PartsSink) and sink.form.name == "npy"):
+    if not (isinstance(sink, PartsSink) and sink.suffix == ".npy"):
         return []
     if not isinstance(sink.shelf, LocalShelf) or not sink.exists():
         return []

@@ -197,7 +197,7 @@ class Wanting:
 
     def _read(self, prompt: Any, where: str = "", deadline: Deadline | None = None) -> PromptParts:
         parts = self._prompts.read(prompt, where, deadline)
-        if parts.text is parts.ids is parts.messages is None:
+        if parts.text is None and parts.ids is None and parts.messages is None:
             parts = replace(parts, text="")
         if parts.text is not None and not (parts.media or parts.text.strip()):
             raise RequestError("the prompt is empty; give a text, or an image or other media")

@@ -10,23 +10,35 @@ from typing import Any, BinaryIO
 
 from mmdeploy_llm.values.first_bytes import FirstBytes
 
+OUTPUT_CONTENTS = ("answers", "vectors")
+OUTPUT_OPTIONS = ("part_items", "media_root")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSinkSpec:
-    """A format of outputs, in which a batch writes records as it writes a JSONL file.
+    """A format of outputs, in which a batch writes records. The formats of this package are
+    declared so too.
 
     name: in lists and messages, and of `--format`.
-    suffixes: what names of its outputs end in, in small letters, such as ".sqlite".
-    factory: "module:Class", called as factory(path, writable) with a pathlib.Path, of a file or a
-        folder on this machine; it returns a RecordStore. With writable=True it makes what is
-        missing, and cuts off the record that a killed process was writing. With writable=False it
-        changes nothing, passes over such a record, and raises an exception for what is no output of
-        this format.
+    suffixes: what names of its outputs end in, in small letters, such as ".sqlite". Of several
+        formats with a suffix the one of the highest priority has it, the others are named.
+    factory: "module:Class" of a RecordStore, called as factory(path, writable) with a pathlib.Path,
+        of a file or a folder on this machine. With writable=True it makes what is missing, and cuts
+        off the record that a killed process was writing. With writable=False it changes nothing,
+        passes over such a record, and raises an exception for what is no output of this format.
+        For formats that do more, such as those of this package: a PartFormat of
+        mmdeploy_llm.data.outputs, called with the most items of a part, or what returns a Sink of
+        it, called with an OutputPlace. These classes may change with each version.
+    holds: what its records may have, of OUTPUT_CONTENTS.
+    options: those of OUTPUT_OPTIONS that have an effect on it. part_items: its outputs are folders
+        of parts, or URLs. media_root: it stores pictures beside the answers.
     """
 
     name: str
     suffixes: tuple[str, ...]
     factory: str
+    holds: tuple[str, ...] = OUTPUT_CONTENTS
+    options: tuple[str, ...] = ()
     priority: int = 0
 
 

@@ -12,7 +12,6 @@ from mmdeploy_llm.data.outputs.scan import (
     records_at,
     scan,
 )
-from mmdeploy_llm.data.records.outcome import NOTHING
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
 
@@ -43,13 +42,6 @@ def written(file):
     return file
 
 
-def test_a_line_is_there_before_the_next_comes(file):
-    writer = RecordWriter(file, "new")
-    writer.write(GOOD, 1)
-    assert list(read_records(file)) == [GOOD]
-    writer.close()
-
-
 def test_a_new_file_never_replaces_one(written):
     with pytest.raises(ConfigError, match="--resume"):
         check_target(written, "new")
@@ -72,41 +64,6 @@ def test_resume_drops_what_is_done_again_and_keeps_the_bytes_of_others(written):
     assert index.num_failed == 0
     assert list(records_at(written, index.offsets())) == [GOOD, again]
     assert not list(written.parent.glob("*.partial"))
-
-
-def test_resume_drops_a_torn_last_line(written):
-    with written.open("a") as file:
-        file.write('{"id": "torn", "te')
-    assert list(read_records(written)) == [GOOD, FAILED]
-    index = write(written, "resume", Record(id="torn", line=3), retried=NOTHING)
-    assert [record.id for record in read_records(written)] == ["good", "failed", "torn"]
-    assert [record.id for record in records_at(written, index.offsets())] == [
-        "good",
-        "failed",
-        "torn",
-    ]
-
-
-def test_resume_without_a_file_starts_one(file):
-    write(file, "resume", GOOD)
-    assert list(read_records(file)) == [GOOD]
-
-
-def test_a_file_of_something_else_is_left_alone(written):
-    written.write_text('{"name": "not ours"}\n')
-    with pytest.raises(ConfigError, match=r"line 1 .* is not a record"):
-        scan(written, place)
-    assert written.read_text() == '{"name": "not ours"}\n'
-
-
-def test_two_runs_never_write_to_one_file(written):
-    kept = scan(written, place)
-    with (
-        RecordWriter(written, "resume", kept),
-        pytest.raises(ConfigError, match="another run is writing"),
-    ):
-        RecordWriter(written, "overwrite")
-    assert list(read_records(written)) == [GOOD]
 
 
 def test_a_file_system_without_locks_logs_a_warning(file, monkeypatch, caplog):

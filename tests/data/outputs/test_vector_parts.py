@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmdeploy_llm.data.outputs.lance_store import LanceStore
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
-from mmdeploy_llm.data.outputs.opening.lance_store import LanceStore
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import ItemError, Record
@@ -148,7 +148,7 @@ def test_a_record_with_no_vector_in_its_place_is_refused(value: object, words: s
 @pytest.fixture
 def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lance")
-    monkeypatch.setattr("mmdeploy_llm.data.outputs.opening.lance_store.MAX_LINES", 2)
+    monkeypatch.setattr("mmdeploy_llm.data.outputs.lance_store.MAX_LINES", 2)
 
 
 @pytest.mark.usefixtures("small_journal")
@@ -196,19 +196,6 @@ def test_other_lance_datasets_are_refused(tmp_path: Path) -> None:
         open_sink(tmp_path / "b.lance").check("resume")
 
 
-def test_positions_of_a_lance_dataset_only_rise(tmp_path: Path) -> None:
-    store = LanceStore(tmp_path / "v.lance", True)
-    lines = [made(number).to_json() for number in range(4)]
-    assert [store.append(line, {}) for line in lines[:3]] == [0, 1, 2]
-    store.delete([2])
-    assert store.append(lines[3], {}) == 3
-    store.close()
-    again = LanceStore(tmp_path / "v.lance", True)
-    assert [position for position, _ in again.entries()] == [0, 1, 3]
-    assert again.append(lines[2], {}) == 4
-    again.close()
-
-
 @pytest.mark.parametrize(
     "data", [b"x\t{}\n", b"-1\t{}\n", b'0\t["a"]\n', b"0\t{\n", b"0\n", b"\n", b"0\t{\xff}\n"]
 )
@@ -226,7 +213,7 @@ def test_a_folder_or_a_vast_file_is_no_journal_of_lance(
     pytest.importorskip("lance")
     (tmp_path / "a.lance.journal").mkdir()
     (tmp_path / "b.lance.journal").write_bytes(b"0\t{}\n")
-    monkeypatch.setattr("mmdeploy_llm.data.outputs.opening.lance_store.MAX_JOURNAL", 4)
+    monkeypatch.setattr("mmdeploy_llm.data.outputs.lance_store.MAX_JOURNAL", 4)
     for name in ("a.lance", "b.lance"):
         with pytest.raises(ConfigError, match="no file, or one of more than"):
             LanceStore(tmp_path / name, writable=True)

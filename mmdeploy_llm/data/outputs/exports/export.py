@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class Exported:
     record: Record
     number: int
     media_root: str = ""
-    stored: OpenStored | None = None
+    stored: OpenStored = nullcontext
 
     @property
     def path(self) -> str | None:
@@ -101,6 +101,12 @@ class Exported:
         if named is None:
             named = next((own.name for own in self.record.media[:1] if own.is_file), None)
         return None if named is None else os.path.join(self.media_root, named)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its output holds its first media item."""
+        with self.stored() as blob:
+            return blob is not None
 
     @property
     def relative(self) -> str:
@@ -115,11 +121,10 @@ class Exported:
     def media(self) -> Iterator[Blob]:
         """Opens its first media item: the file, or what its output holds. Raises LeftOutError
         where there is none."""
-        if self.stored is not None:
-            with self.stored() as blob:
-                if blob is not None:
-                    yield blob
-                    return
+        with self.stored() as blob:
+            if blob is not None:
+                yield blob
+                return
         if self.path is None:
             raise LeftOutError("it has no file of its own")
         with first_media(self._item_of(self.path)) as blob:
@@ -128,12 +133,11 @@ class Exported:
 
     def item(self) -> Item:
         """Returns the item, for formats that hold its media."""
-        if self.stored is not None:
-            with self.stored() as blob:
-                if blob is not None:
-                    kind = next((own.kind for own in self.record.media), "image")
-                    source = blob.file.read(blob.size)
-                    return self._item_of(None, (MediaItem(kind=kind, source=source, options={}),))
+        with self.stored() as blob:
+            if blob is not None:
+                kind = next((own.kind for own in self.record.media), "image")
+                source = blob.file.read(blob.size)
+                return self._item_of(None, (MediaItem(kind=kind, source=source, options={}),))
         return self._item_of(self.path)
 
     def _item_of(self, path: str | None, media: tuple[MediaItem, ...] = ()) -> Item:

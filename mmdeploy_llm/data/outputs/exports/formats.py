@@ -1,4 +1,4 @@
-"""FORMATS: the formats that `mmdeploy-llm export` writes. A new one is one more row."""
+"""The formats that `mmdeploy-llm export` writes: those of outputs, and FORMATS, a row for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal, cast
 
 from mmdeploy_llm.data.outputs.csv_table import CsvTable
-from mmdeploy_llm.data.outputs.opening.choose import open_sink, stored_format, tell_who_writes
+from mmdeploy_llm.data.outputs.opening.choose import known_format, open_sink, tell_who_writes
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
@@ -58,18 +58,16 @@ OF_SOME = ("part_items", "sidecar", "repeats", "media_root")
 class ExportFormat:
     """A format of exports.
 
-    endings: of the names of outputs that have it; the longest that fits a name decides. Without
-    any, the format is named.
-    about: one line of help.
     write: writes the items of an export to its output.
+    endings: of the names of outputs that have it; the longest that fits a name decides. Without
+        any, the format is named, or is that of an output.
     uses: the fields of ExportOptions, and on_existing, that have an effect on it; the others are
         errors.
     """
 
     name: str
-    endings: tuple[str, ...]
-    about: str
     write: Callable[[Export], None]
+    endings: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
 
     def check(self, options: ExportOptions) -> None:
@@ -85,68 +83,32 @@ class ExportFormat:
 
 FORMATS: tuple[ExportFormat, ...] = (
     ExportFormat(
-        name="jsonl",
-        endings=(".jsonl", ".ndjson"),
-        about="records, one line of JSON each",
-        write=partial(write_output, form="jsonl"),
-    ),
-    ExportFormat(
         name="csv",
-        endings=(".csv",),
-        about="a table: a row for each record",
         write=write_csv,
-    ),
-    ExportFormat(
-        name="openai",
-        endings=(),
-        about="a line for each record as OpenAI's Batch API writes it",
-        write=partial(write_output, form="openai"),
-    ),
-    ExportFormat(
-        name="parquet",
-        endings=(".parquet", ".pq"),
-        about="a folder of Parquet files, a row for each record",
-        write=partial(write_output, form="parquet"),
-        uses=("part_items",),
-    ),
-    ExportFormat(
-        name="webdataset",
-        endings=(".tar",),
-        about="a folder of WebDataset tars, each answer beside its picture",
-        write=partial(write_output, form="webdataset"),
-        uses=("part_items", "media_root"),
     ),
     ExportFormat(
         name="imagefolder",
         endings=(f"/{METADATA}",),
-        about="pictures with a metadata.jsonl, or that alone beside pictures",
         write=write_imagefolder,
         uses=("media_root",),
     ),
     ExportFormat(
         name="kohya",
-        endings=(),
-        about="a folder REPEATS_TRIGGER of pictures and captions, for LoRA trainers",
         write=write_kohya,
         uses=("media_root", "sidecar", "repeats"),
     ),
     ExportFormat(
         name="sidecar",
-        endings=(),
-        about="a text beside each picture beneath the folder that --output names",
         write=write_sidecars,
         uses=("media_root", "sidecar", "on_existing"),
     ),
     ExportFormat(
         name="coco",
         endings=(".coco.json",),
-        about="boxes as COCO has them: one JSON file",
         write=write_coco,
     ),
     ExportFormat(
         name="yolo",
-        endings=(),
-        about="boxes as YOLO has them: a folder of labels and a classes.txt",
         write=write_yolo,
     ),
 )
@@ -177,32 +139,34 @@ def format_of(
 ) -> ExportFormat:
     """Returns the format with this name, or that of the name of an output; kinds: has those of
     plugins. Raises ConfigError."""
-    named = {known.name: known for known in FORMATS}
-    store = None if form in named else stored_format(output, form, kinds)
-    if store is not None:
-        tell_who_writes(output, form, store)
-        own = store.spec.name
-        return ExportFormat(
-            name=own,
-            endings=store.spec.suffixes,
-            about="records, as a plugin writes them",
-            write=partial(write_output, form=own),
-        )
+    named = _named(kinds)
     if form is not None:
         if form not in named:
             raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
         return named[form]
     own = f"/{output.rstrip('/').lower()}"
-    found = [
-        (len(ending), known.name)
-        for known in FORMATS
-        for ending in known.endings
-        if own.endswith(ending)
-    ]
-    if not found:
-        endings = " ".join((*(end for known in FORMATS for end in known.endings), *kinds.outputs))
+    endings = {end: known.name for known in FORMATS for end in known.endings}
+    ending = max(filter(own.endswith, (*kinds.outputs, *endings)), key=len, default=None)
+    if ending in endings:
+        return named[endings[ending]]
+    found = known_format(output, None, kinds)
+    if found is None:
         raise ConfigError(
-            f"the name {output!r} says no format: end it in one of {endings}, or give --format "
-            f"{' | '.join(named)}"
+            f"the name {output!r} says no format: end it in one of "
+            f"{' '.join((*kinds.outputs, *endings))}, or give --format {' | '.join(named)}"
         )
-    return named[max(found)[1]]
+    tell_who_writes(output, found, kinds)
+    return named[found.spec.name]
+
+
+def _named(kinds: KindTable) -> dict[str, ExportFormat]:
+    """Returns all formats by their names."""
+    found: dict[str, ExportFormat] = {}
+    for spec in (own.spec for own in kinds.output_formats):
+        own = ExportFormat(
+            name=spec.name,
+            write=partial(write_output, form=spec.name),
+            uses=spec.options,
+        )
+        found.setdefault(spec.name, own)
+    return found | {own.name: own for own in FORMATS}

@@ -174,7 +174,7 @@ class Pictures:
         """Returns the path of an item's picture beneath the folder. wanted: of a copy. Raises
         LeftOutError where there is no picture."""
         with item.media() as blob:
-            if item.path is not None and item.stored is None:
+            if item.path is not None and not item.is_stored:
                 place = os.path.relpath(os.path.realpath(item.path), self._root)
                 if not place.startswith(os.pardir):
                     return place

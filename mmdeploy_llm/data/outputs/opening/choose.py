@@ -1,9 +1,4 @@
-"""Chooses the sink of an output by its name, or by the name of a format.
-
-The formats of this package come through no hook: what a run has written can be read, resumed and
-exported whatever plugins are installed, blocked or named, with none of them too. They also do more
-than a RecordStore promises: parts, uploads, journals. A plugin of a higher priority takes a suffix.
-"""
+"""Opens outputs of any format, of this package or of a plugin: by a name, or that of a format."""
 
 from __future__ import annotations
 
@@ -12,37 +7,20 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
-from mmdeploy_llm.data.outputs.base import Sink
-from mmdeploy_llm.data.outputs.csv_table import CsvSink
+from mmdeploy_llm.data.outputs.base import OutputPlace, Sink
 from mmdeploy_llm.data.outputs.formats import PartFormat
-from mmdeploy_llm.data.outputs.jsonl import JsonlSink
-from mmdeploy_llm.data.outputs.lines import LineParts
-from mmdeploy_llm.data.outputs.npy import NpyParts
-from mmdeploy_llm.data.outputs.openai import OpenAISink
-from mmdeploy_llm.data.outputs.parquet import ParquetParts
 from mmdeploy_llm.data.outputs.part_writer import PartsSink
-from mmdeploy_llm.data.outputs.tars import TarParts
+from mmdeploy_llm.data.outputs.parts import PART_ITEMS
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
-from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import KindTable, OutputSinkSpec
-from mmdeploy_llm.hooks.records import PluginOrigin, Provided
+from mmdeploy_llm.errors import ConfigError, PluginContractError
+from mmdeploy_llm.hooks import KindTable, OutputSinkSpec, RecordStore
+from mmdeploy_llm.hooks.factories import resolve
+from mmdeploy_llm.hooks.files import load_named
+from mmdeploy_llm.hooks.records import Provided, describe
 
 from .stored import StoreSink
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset", ".npy": "npy"}
-ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
-FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset", "npy")
-ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
-OWN_PARTS: dict[str, type[ParquetParts | NpyParts]] = {"parquet": ParquetParts, "npy": NpyParts}
-# Its library commits whole versions, so it keeps records as a plugin's format does.
-LANCE = Provided(
-    spec=OutputSinkSpec(
-        name="lance",
-        suffixes=(".lance",),
-        factory="mmdeploy_llm.data.outputs.opening.lance_store:LanceStore",
-    ),
-    origin=PluginOrigin(name="lance", module="mmdeploy_llm.data.outputs.opening", is_builtin=True),
-)
+Format = Provided[OutputSinkSpec]
 LOCAL_SCHEMES = ("file", "local")
 
 logger = logging.getLogger(__name__)
@@ -60,126 +38,139 @@ def open_sink(
 
     output: a file of lines, a table in CSV, a folder of parts, or a URL for parts; a sink is what
         is returned.
-    form: one of FORMATS; None decides by the suffix of the name.
+    form: the name of a format; None decides by the suffix of the name.
     part_items: most items of a part; None is the format's own number.
     journal: folder for the part that grows when the output is a URL; see `journal_of`.
-    kinds: has the formats of plugins; `form` may be the name of one.
+    kinds: has the formats, those of plugins too.
 
-    Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
+    Raises ConfigError for an unknown format, an option that does not fit, and a missing library;
+    PluginError when what writes the format cannot be imported.
     """
     if isinstance(output, Sink):
         return output
     name = os.fspath(output)
-    store = stored_format(name, form, kinds)
-    if store is not None:
-        tell_who_writes(name, form, store)
-        return _store(name, store, part_items, journal)
-    kind = format_of(name, form, kinds)
+    found = format_of(name, form, kinds)
+    if form is None:
+        tell_who_writes(name, found, kinds)
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
-    if is_remote(name):
-        if kind in ("csv", "openai"):
+    own = f"the format {found.spec.name}" + (
+        "" if found.origin.is_builtin else f" of {found.origin}"
+    )
+    if not has_parts(found):
+        if is_remote(name):
             raise ConfigError(
-                f"the format {kind} is written on this machine; give a path, or a URL that ends in "
-                ".parquet"
+                f"{own} is written on this machine; give a path, or a URL that ends in .parquet"
             )
+        if part_items is not None or journal is not None:
+            option = "journal" if part_items is None else PART_ITEMS
+            raise ConfigError(f"{option} has no effect on {own}; leave it out")
+    folder = None
+    if is_remote(name):
         folder = Path(journal_of(name) if journal is None else journal)
-        return PartsSink.remote(name, folder, parts_format(kind, part_items))
-    if journal is not None:
+    elif journal is not None:
         raise ConfigError(
             "journal is for an output at a URL; one on this machine has its own beside its parts"
         )
-    if kind not in ONE_FILE:
-        return PartsSink.local(Path(name), parts_format(kind, part_items))
-    if part_items is not None:
-        raise ConfigError(f"part_items is for an output of parts; {kind} is one file")
-    return ONE_FILE[kind](Path(name))
+    return opened(OutputPlace(name=name, provided=found, part_items=part_items, journal=folder))
 
 
-def _store(
-    name: str,
-    found: Provided[OutputSinkSpec],
-    part_items: int | None,
-    journal: str | os.PathLike[str] | None,
-) -> StoreSink:
-    """Returns the sink of a plugin's format. Raises ConfigError for what it does not have."""
-    own = f"the format {found.spec.name} of {found.origin}"
-    if is_remote(name):
-        raise ConfigError(f"{own} is written on this machine; give a path")
-    if part_items is not None or journal is not None:
-        option = "journal" if part_items is None else "part_items"
-        raise ConfigError(f"{option} has no effect on {own}; leave it out")
-    return StoreSink(Path(name), found)
-
-
-def stored_format(name: str, form: str | None, kinds: KindTable) -> Provided[OutputSinkSpec] | None:
-    """Returns the format of a plugin that an output has, by its name or the longest suffix. Of a
-    suffix that is written without plugins it is the plugin's unless its priority is below 0."""
+def opened(place: OutputPlace) -> Sink:
+    """Returns the sink of an output, whatever its factory is. Raises PluginError, naming the
+    plugin, when that cannot be imported or is of no kind that OutputSinkSpec knows."""
+    found = place.provided
+    form = part_format(found, place.part_items)
     if form is not None:
-        if form in FORMATS:
-            return None
-        if form == LANCE.spec.name:
-            return LANCE
-        named = (own for own in kinds.outputs.values() if own.spec.name == form)
-        return next(named, None)
+        return PartsSink(place, form)
+    if _factory_is(found, RecordStore):
+        return StoreSink(place)
+    sink = resolve(found.spec, found.origin)(place)
+    if not isinstance(sink, Sink):
+        raise PluginContractError(
+            f"{found.origin}: {found.spec.factory}, the factory of {describe(found.spec)}, must be "
+            "a class that derives from RecordStore"
+        )
+    return sink
+
+
+def part_format(found: Format, part_items: int | None = None) -> PartFormat | None:
+    """Returns the format of the parts of an output; None where it has others, or none."""
+    if not _factory_is(found, PartFormat):
+        return None
+    form: PartFormat = resolve(found.spec, found.origin)(part_items)
+    return form
+
+
+def _factory_is(found: Format, kind: type) -> bool:
+    if found.origin.file is not None:
+        load_named(found.origin.file, found.spec.factory.partition(":")[0])
+    factory = resolve(found.spec, found.origin)
+    return isinstance(factory, type) and issubclass(factory, kind)
+
+
+def has_parts(found: Format) -> bool:
+    """Returns whether outputs of a format are folders of parts, or URLs."""
+    return PART_ITEMS in found.spec.options
+
+
+def known_format(name: str, form: str | None, kinds: KindTable) -> Format | None:
+    """Returns the format of an output, by the name of the format or the longest suffix of the
+    output's; None without one."""
+    if form is not None:
+        return next((own for own in kinds.output_formats if own.spec.name == form), None)
     lower = name.rstrip("/").lower()
-    suffixes = sorted(kinds.outputs, key=len, reverse=True)
-    suffix = next((own for own in suffixes if lower.endswith(own)), None)
-    found = None if suffix is None else kinds.output_of(suffix)
-    if suffix is None and lower.endswith(LANCE.spec.suffixes):
-        return LANCE
-    if found is None or suffix not in ALL_SUFFIXES:
-        return found
-    return None if found.spec.priority < 0 else found
+    suffix = max(filter(lower.endswith, kinds.outputs), key=len, default=None)
+    return None if suffix is None else kinds.output_of(suffix)
 
 
-def tell_who_writes(name: str, form: str | None, store: Provided[OutputSinkSpec]) -> None:
-    """Warns where a plugin writes an output that this package would write without it, unless its
-    format was named."""
-    suffix = next(filter(name.rstrip("/").lower().endswith, ALL_SUFFIXES), None)
-    if form is None and suffix is not None:
+def tell_who_writes(name: str, found: Format, kinds: KindTable) -> None:
+    """Warns where a plugin writes an output that this package would write without it."""
+    if found.origin.is_builtin:
+        return
+    ours = (own.spec.suffixes for own in kinds.output_formats if own.origin.is_builtin)
+    every = (suffix for suffixes in ours for suffix in suffixes)
+    suffix = next(filter(name.rstrip("/").lower().endswith, every), None)
+    if suffix is not None:
         logger.warning(
             "%s outputs are written by %s, not by what is built in; "
             "to choose: blocked_plugins=(%r,)",
             suffix,
-            store.origin,
-            store.origin.name,
+            found.origin,
+            found.origin.name,
         )
 
 
-def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> str:
+def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> Format:
     """Returns the format of an output. Raises ConfigError for a suffix of no format, unless the
     format is named, and for one of another format."""
-    formats = ", ".join((*FORMATS, *{own.spec.name: own for own in kinds.outputs.values()}))
-    if form is not None and form not in FORMATS:
+    found = known_format(name, form, kinds)
+    formats = ", ".join(dict.fromkeys(own.spec.name for own in kinds.output_formats))
+    if found is None and form is not None:
         raise ConfigError(f"the format must be one of {formats}, got {form[:40]!r}")
     suffix = os.path.splitext(name.rstrip("/"))[1].lower()
-    found = ALL_SUFFIXES.get(suffix)
-    if form is not None:
-        is_fit = found in (None, form) or (form, found) == ("openai", "jsonl")
-        if not is_fit and not os.path.lexists(name):
-            raise ConfigError(f"{name!r} ends in {suffix}, which is {found}, and not {form}")
-        return form
     if found is None:
         ends = f"ends in {suffix}" if suffix else "has no suffix"
         raise ConfigError(
             f"the output {name!r} {ends}, which names no format: known are "
-            f"{' '.join((*ALL_SUFFIXES, *kinds.outputs))}; "
-            f"or give the format, one of {formats} (--format)"
+            f"{' '.join(kinds.outputs)}; or give the format, one of {formats} (--format)"
         )
+    is_fit = name.rstrip("/").lower().endswith(found.spec.suffixes) or os.path.lexists(name)
+    other = None if is_fit else known_format(name, None, kinds)
+    if other is not None:
+        raise ConfigError(f"{name!r} ends in {suffix}, which is {other.spec.name}, and not {form}")
     return found
 
 
 def check_holds(sink: Sink, *, vectors: bool) -> None:
     """Raises ConfigError for an output whose format does not hold what is written: vectors, or
     answers."""
-    if vectors and isinstance(sink, (CsvSink, OpenAISink)):
+    holds = sink.place.provided.spec.holds
+    if vectors and "vectors" not in holds:
         raise ConfigError(
             f"{sink.name!r} holds no vectors: write NAME.parquet, NAME.npy (arrays of numpy) "
             "or NAME.jsonl"
         )
-    is_npy = isinstance(sink, PartsSink) and sink.form.name == "npy"
-    if not vectors and (is_npy or (isinstance(sink, StoreSink) and sink.provided is LANCE)):
+    if not vectors and "answers" not in holds:
         raise ConfigError(
             f"{sink.name!r} holds vectors, which `mmdeploy-llm embed` writes, and no answers: "
             "write NAME.jsonl or NAME.parquet"
@@ -199,10 +190,3 @@ def journal_of(url: str) -> str:
     until it is uploaded."""
     name = url.rstrip("/").rpartition("/")[2]
     return f"{name}-{blake2b(url.rstrip('/').encode(), digest_size=4).hexdigest()}.journal"
-
-
-def parts_format(kind: str, part_items: int | None = None) -> PartFormat:
-    """Returns a format of parts, by its name."""
-    if kind in OWN_PARTS:
-        return OWN_PARTS[kind](part_items)
-    return TarParts(part_items) if kind == "webdataset" else LineParts(part_items)

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from mmdeploy_llm.data.outputs.base import Readable
-from mmdeploy_llm.data.outputs.formats import PartReader
+from mmdeploy_llm.data.outputs.formats import PartFormat, PartReader
 from mmdeploy_llm.data.outputs.opening.choose import (
-    ALL_SUFFIXES,
-    SUFFIXES,
+    has_parts,
     is_remote,
+    known_format,
     open_sink,
-    parts_format,
-    stored_format,
+    part_format,
 )
-from mmdeploy_llm.data.outputs.parts import FORMATS, PART_NAME
+from mmdeploy_llm.data.outputs.parts import PART_NAME, part_formats
 from mmdeploy_llm.data.outputs.scan import Entry, RecordIndex
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import open_regular
@@ -40,14 +38,6 @@ RECORDS_AT_ONCE = 5_000  # as many as a row group of Parquet has
 
 
 OpenStored = Callable[[], AbstractContextManager[Blob | None]]
-
-
-@runtime_checkable
-class HoldsMedia(Protocol):
-    """An output that holds media beside its records."""
-
-    def stored_media(self, position: int) -> AbstractContextManager[Blob | None]:
-        """Opens the media of the record at a position; None when it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +131,12 @@ class MergedOutputs:
         first."""
         yield from (record for record, _ in self._ranked(self.index.offsets(most)))
 
-    def stored_records(self) -> Iterator[tuple[Record, OpenStored | None]]:
+    def stored_records(self) -> Iterator[tuple[Record, OpenStored]]:
         """Yields the records in the order of the input, each with what opens the media that its
-        output holds; None where outputs hold none."""
+        output holds."""
         for record, rank in self._ranked(self.index.offsets()):
             sink = self._sinks[self._sources[rank]]
-            stored = sink.stored_media if isinstance(sink, HoldsMedia) else None
-            yield record, None if stored is None else partial(stored, self._positions[rank])
+            yield record, partial(sink.stored_media, self._positions[rank])
 
     def _ranked(self, ranks: Sequence[int]) -> Iterator[tuple[Record, int]]:
         for begin in range(0, len(ranks), RECORDS_AT_ONCE):
@@ -211,12 +200,11 @@ def missing_shards(runs: Iterable[RunState | None]) -> dict[str, str]:
     return found
 
 
-class OnePart:
+class OnePart(Readable):
     """A Parquet file or a tar that is a part of an output, alone."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
-        self._form = parts_format(SUFFIXES[path.suffix.lower()])
+    def __init__(self, path: Path, form: PartFormat) -> None:
+        self._path, self.name, self._form = path, str(path), form
         self.configurations = ConfigurationFile(
             self.name, path.with_name(f"{path.name}.config.json"), self._embedded
         )
@@ -258,45 +246,45 @@ def open_existing(name: str, kinds: KindTable = BUILT_IN_KINDS) -> Readable:
     """Opens an output for reading, in the format that its files have. Raises ConfigError when there
     is none."""
     path = Path(name)
-    if not is_remote(name) and path.exists() and stored_format(name, None, kinds) is not None:
-        return open_sink(name, kinds=kinds)
     if is_remote(name):
-        return open_sink(name, _format_of(RemoteShelf(name).states(), name))
-    if path.is_dir():
-        return open_sink(name, _format_of(os.listdir(path), name))
+        return _opened_parts(name, RemoteShelf(name).states(), kinds)
     if not path.exists():
         raise ConfigError(f"{name!r} does not exist; name outputs of batches")
-    if path.suffix.lower() in SUFFIXES:
-        return OnePart(path)
-    if path.suffix.lower() != ".csv":
+    found = known_format(name, None, kinds)
+    if found is not None and not has_parts(found):
+        sink = open_sink(name, kinds=kinds)
+        sink.check("resume")  # a table that is none of ours has no lines
+        return sink
+    if path.is_dir():
+        return _opened_parts(name, os.listdir(path), kinds)
+    form = None if found is None else part_format(found)
+    if form is not None:
+        return OnePart(path, form)
+    if found is None:
         _check_lines(path, kinds)
-        return open_sink(name, "jsonl")
-    table = open_sink(name, "csv")
-    table.check("resume")  # a table that is none of ours has no lines
-    return table
+    return open_sink(name, "jsonl", kinds=kinds)
 
 
 def _check_lines(path: Path, kinds: KindTable) -> None:
     """Raises ConfigError for a file whose suffix nobody knows and that has no lines of records."""
-    if path.suffix.lower() in ALL_SUFFIXES:
-        return
     with open_regular(path, os.O_RDONLY) as file:
         begin = file.read(1)
     if begin not in (b"{", b""):
-        known = " ".join((*ALL_SUFFIXES, *kinds.outputs))
         raise ConfigError(
             f"{str(path)!r} is not a record of a batch, and outputs that end in "
-            f"{path.suffix or 'nothing'} are not known ({known}); if a plugin has written it, load "
-            "that (--plugin FILE)"
+            f"{path.suffix or 'nothing'} are not known ({' '.join(kinds.outputs)}); if a plugin "
+            "has written it, load that (--plugin FILE)"
         )
 
 
-def _format_of(names: Sequence[str] | Mapping[str, object], output: str) -> str:
-    found = {match[2] for match in map(PART_NAME.fullmatch, names) if match} & set(FORMATS)
+def _opened_parts(name: str, files: Iterable[str], kinds: KindTable) -> Readable:
+    """Opens a folder of parts, whose format the names of its files tell."""
+    known = part_formats(own.spec for own in kinds.output_formats)
+    found = {match[2] for match in map(PART_NAME.fullmatch, files) if match} & known.keys()
     if len(found) != 1:
         raise ConfigError(
-            f"{output!r} is not an output of a batch: it has "
+            f"{name!r} is not an output of a batch: it has "
             f"{'parts of several formats' if found else 'no parts'}; name a JSONL file, or a "
             "folder with part-00000.parquet or part-00000.tar"
         )
-    return FORMATS[found.pop()]
+    return open_sink(name, known[found.pop()], kinds=kinds)

@@ -1,4 +1,4 @@
-"""StoreSink: an output that a plugin's RecordStore reads and writes.
+"""StoreSink: an output that a RecordStore reads and writes.
 
 A position is the store's own number of a record, which does not change when others are removed, so
 an Entry ends where it begins. Whatever the store raises is told with the name of its plugin.
@@ -13,10 +13,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from io import FileIO
-from pathlib import Path
 from typing import cast
 
-from mmdeploy_llm.data.outputs.recognise import companions
+from mmdeploy_llm.data.outputs.base import CountingWriter, FileSink, OutputPlace
 from mmdeploy_llm.data.outputs.scan import (
     Entry,
     Kept,
@@ -26,63 +25,53 @@ from mmdeploy_llm.data.outputs.scan import (
     exists_already,
     scan_entries,
 )
-from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError, is_at
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.outcome import ALL_FAILED, NOTHING, Retried
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, PluginContractError, PluginError
-from mmdeploy_llm.hooks import OutputSinkSpec, RecordStore
-from mmdeploy_llm.hooks.factories import build, resolve
-from mmdeploy_llm.hooks.files import load_named
-from mmdeploy_llm.hooks.records import FAULTS, Provided, describe
+from mmdeploy_llm.hooks import RecordStore
+from mmdeploy_llm.hooks.factories import build
+from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.system.guarding.claims import lock
 from mmdeploy_llm.system.portable import files
-from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.text.display import error_text
 
 MAX_POSITION = 2**63
 
 
-class StoreSink:
-    """An output of a plugin's format; see Sink for the methods."""
+class StoreSink(FileSink):
+    """An output whose format is a RecordStore; see Sink for the methods."""
 
-    def __init__(self, path: Path, provided: Provided[OutputSinkSpec]) -> None:
-        self.path, self.name = path, str(path)
-        self.about = f"{describe(provided.spec)} of {provided.origin}"
-        self.provided = provided
-        self.configurations = ConfigurationFile.beside(path)
-        self.state_file = path.with_name(f"{path.name}.state.json")
-
-    @property
-    def places(self) -> tuple[Path, ...]:
-        """The file or folder, and the files beside it."""
-        return self.path, *companions(self.path)
+    def __init__(self, place: OutputPlace) -> None:
+        super().__init__(place)
+        self.about = f"{describe(place.provided.spec)} of {place.provided.origin}"
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when the output cannot be written in this mode or is of something
-        else, PluginError when what writes it cannot be imported."""
-        self._imported()
-        if self._is_there():
+        else."""
+        if self.exists():
             if mode == "new":
                 raise ConfigError(exists_already(self.path))
             next(self.entries(), None)  # or raises, where it is no output
-        self.configurations.check_file()
-        RunState.read(self.state_file)
+        super().check(mode)
 
     def exists(self) -> bool:
-        """Returns whether there is something at its path."""
-        return self._is_there()
-
-    def is_growing(self) -> bool:
-        """Returns False: what is written is complete."""
-        return False
+        """Returns whether there is a file or folder. Raises ConfigError for anything else."""
+        try:
+            mode = os.lstat(self.path).st_mode
+        except FileNotFoundError:
+            return False
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ConfigError(
+                f"{self.name!r} is a link or no file; name the file itself, or another --output"
+            )
+        return True
 
     def scan(self, place_of: PlaceOf, *, retried: Retried = ALL_FAILED) -> Kept:
         """Reads the output without changing it."""
-        if not self._is_there():
+        if not self.exists():
             return Kept()
         state = self.positions()  # before it is read: what comes later must not count as known
         return scan_entries(self.entries, place_of, state, retried=retried)
@@ -130,12 +119,10 @@ class StoreSink:
     def open(self, *, is_written: bool) -> RecordStore:
         """Opens the store. Raises PluginError when it is none, ConfigError where it refuses, and
         OutputWriteError where it cannot be written."""
-        self._imported()
+        own = self.place.provided
         with self.writing() if is_written else self.reading():
             try:
-                store: RecordStore = build(
-                    self.provided.spec, self.provided.origin, (self.path, is_written)
-                )
+                store: RecordStore = build(own.spec, own.origin, (self.path, is_written))
             except PluginError as error:
                 raise error.__cause__ or error from None  # what the store says of the output
         return store
@@ -188,24 +175,6 @@ class StoreSink:
                 "or whatever it lacks, then --resume does what is missing",
             ) from error
 
-    def _imported(self) -> None:
-        origin, spec = self.provided.origin, self.provided.spec
-        if origin.file is not None:
-            load_named(origin.file, spec.factory.partition(":")[0])
-        resolve(spec, origin)
-
-    def _is_there(self) -> bool:
-        """Returns whether there is a file or folder. Raises ConfigError for anything else."""
-        try:
-            mode = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            return False
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ConfigError(
-                f"{self.name!r} is a link or no file; name the file itself, or another --output"
-            )
-        return True
-
     def _parsed(self, position: int, line: object) -> Record:
         try:
             if not isinstance(line, str):
@@ -218,12 +187,12 @@ class StoreSink:
             ) from None
 
 
-class StoreWriter(Closing):
-    """Writes the records of one run; see RecordSink. Not thread-safe."""
+class StoreWriter(CountingWriter):
+    """Writes the records of one run; see RecordSink."""
 
     def __init__(self, sink: StoreSink, mode: Mode, kept: Kept) -> None:
-        self._sink, self._kept = sink, kept if mode == "resume" else Kept()
-        self.index, self.num_again = self._kept.index, 0
+        super().__init__(kept if mode == "resume" else Kept())
+        self._sink = sink
         self._number, self._last = 0, -1  # of the records in the store
         self._absolute = os.path.abspath(sink.path)
         sink.path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,20 +210,14 @@ class StoreWriter(Closing):
             self.close()
             raise
 
-    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
-        """Adds a record; returns whether it is the first of its item."""
-        self.check()
+    def _add(self, record: Record, item: Item | BadItem | None) -> int:
+        """Adds a record to the store."""
         line = record.to_json()
         with self._sink.writing():
-            position = self._opened.append(line, json.loads(line))
+            position: int = self._opened.append(line, json.loads(line))
             self._sink.check_position(position, self._last)
         self._number, self._last = self._number + 1, position
-        is_first = record.key not in self._kept.done
-        if not is_first:
-            self.num_again += 1
-        elif place is not None:
-            self.index.add(record, place, position)
-        return is_first
+        return position
 
     def check(self) -> None:
         """Raises OutputLostError when something else has its path."""
