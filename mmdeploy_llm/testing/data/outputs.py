@@ -77,7 +77,9 @@ class OutputSubject:
         """Yields an output that is not there yet, with its path."""
         with TemporaryDirectory() as folder:
             path = Path(folder).resolve() / f"out{self.spec.suffixes[0]}"
-            yield path, opened(self.place(path))
+            with attributed("opening an output", "see `factory` of OutputSinkSpec"):
+                sink = opened(self.place(path))
+            yield path, sink
 
     def apart(
         self, path: Path, records: Sequence[Record], most_bytes: int | None = None

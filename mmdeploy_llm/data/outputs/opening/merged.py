@@ -262,7 +262,7 @@ def open_existing(name: str, kinds: KindTable = BUILT_IN_KINDS) -> Readable:
         return OnePart(path, form)
     if found is None:
         _check_lines(path, kinds)
-    return open_sink(name, "jsonl", kinds=kinds)
+    return open_sink(name, "jsonl" if found is None else found.spec.name, kinds=kinds)
 
 
 def _check_lines(path: Path, kinds: KindTable) -> None:

@@ -46,7 +46,8 @@ def test_datasets_reads_an_imagefolder(captions, photos, monkeypatch):
 
 def test_only_the_metadata_beside_pictures_that_are_there(captions, photos):
     before = tree(photos / "photos")
-    export_records([captions], "photos/metadata.jsonl")
+    export_records([captions], "captions.parquet")  # a folder of parts, which hold no pictures
+    export_records(["captions.parquet"], "photos/metadata.jsonl")
     assert sorted([*before, "metadata.jsonl"]) == tree(photos / "photos")
     names = [line["file_name"] for line in lines_of(photos / "photos/metadata.jsonl")]
     assert names == ["a.png", "sub/ä ö.png"]
