@@ -194,5 +194,5 @@ def test_calibration_takes_the_media_that_parts_become(tmp_path):
     media = ChatMedia(EngineConfig.from_options("shapes-vl", {"plugins": [FILE]}))
     found = media.of(user(WHERE, notebook, link))
     media.close()
-    assert list(found) == ["image"]
-    assert [own.uri for own in found["image"]] == [f"data:image/png;base64,{PLOT}", "b.png"]
+    assert {own.kind for own in found} == {"image"}
+    assert [own.source.uri for own in found] == [f"data:image/png;base64,{PLOT}", "b.png"]
