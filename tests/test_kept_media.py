@@ -88,6 +88,18 @@ def test_a_decoded_picture_keeps_a_thumbnail():
         assert np.abs(np.asarray(small).astype(float).mean() - 127) < 20
 
 
+def test_a_thumbnail_of_a_tiff_whose_zeros_are_white_is_no_negative():
+    """By tag 262 of TIFF 6.0; Pillow turns over values of 8 bits alone, and a copy has no tags."""
+    data = io.BytesIO()
+    pixels = np.zeros((40, 5 * THUMBNAIL_SIZE), np.uint16)
+    Image.fromarray(pixels).save(data, "TIFF", tiffinfo={262: 0})
+    opened = Image.open(data)
+    opened.load()
+    assert opened.tag_v2[262] == 0
+    with Image.open(io.BytesIO(of_image(opened).thumbnail)) as small:
+        assert small.getpixel((1, 1)) == (255, 255, 255)
+
+
 def test_a_file_that_nobody_decoded_is_not_decoded():
     opened = Image.open(io.BytesIO(encoded(picture())))
     assert of_image(opened).thumbnail is None

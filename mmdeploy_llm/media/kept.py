@@ -164,8 +164,12 @@ def _data_form(url: str) -> str:
 
 
 def _thumbnail(image: Image.Image) -> bytes:
-    """Returns a small JPEG. Most pixels are skipped, so that its cost does not grow with theirs."""
+    """Returns a small JPEG. Most pixels are skipped, so that its cost does not grow with theirs,
+    but of a TIFF, whose tags say whether zeros are white: a resized one has none."""
+    orientation = live_orientation(image)
+    if hasattr(image, "tag_v2"):
+        image = to_rgb(image)
     scale = min(1.0, 4 * THUMBNAIL_SIZE / max(image.size))
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     small = image if scale == 1.0 else image.resize(size, Image.Resampling.NEAREST)
-    return small_jpeg(upright(to_rgb(small), live_orientation(image)), THUMBNAIL_SIZE)
+    return small_jpeg(upright(to_rgb(small), orientation), THUMBNAIL_SIZE)
