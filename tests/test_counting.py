@@ -139,6 +139,21 @@ def test_the_command_counts_files(folder, tmp_path):
     assert run(*given[:3], "--limit", "1", "--total")[0].endswith("(1 item)\n")
 
 
+@pytest.mark.full
+def test_all_questions_of_a_line_are_counted(folder, tmp_path):
+    """As in its record: once for each question."""
+    IMAGE.save(tmp_path / "a.png")
+    messages = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
+    texts = ("What is it?", "Red?")
+    lines = [{"messages": messages, "ask": dict(zip("ab", texts, strict=True))}]
+    lines += [{"messages": messages, "ask": {"a": text}} for text in texts]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output, _ = run("-m", folder, str(tmp_path / "in.jsonl"), "--json")
+    both, *single = map(json.loads, output.splitlines())
+    for name in ("num_prompt_tokens", "num_input_image_tokens"):
+        assert both[name] == sum(own[name] for own in single) > 0
+
+
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -113,10 +113,10 @@ class ItemReader:
 
     def _prompt(self, fields: Mapping[str, Any], media: _Media) -> PromptParts:
         given = {name: fields[name] for name in PROMPT_KEYS if fields.get(name) is not None}
-        if self._system is not None and "messages" not in given:
-            raise RequestError("a system message is for messages, and this line has none")
         prompt = with_changed_media(self._prompts.read(given), media.resolved)
         if prompt.messages is None:
+            if self._system is not None:
+                raise RequestError("a system message is for messages, and this line has none")
             return prompt
         _check_template(prompt.template)
         own = prompt.template_kwargs or {}

@@ -191,6 +191,8 @@ def test_a_bad_line_says_what_is_wrong(values, item_id, words):
         {"messages": [{"role": "user", "content": 5}]},
         {"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]},
         {"prompt": 3},
+        {"prompt_token_ids": "abc"},
+        {"prompt_token_ids": [{"role": "user", "content": "x"}]},
         {"prompt": "x", "prompt_token_ids": [1]},
         {"prompt": "x", "multimodal_data": "x"},
         {"prompt": "x", "multimodal_data": {"image": [None]}},
@@ -210,6 +212,14 @@ def test_a_part_that_needs_a_model_is_left_to_its_reader(part):
     assert prompt.messages[0].content[1].part == part
     with pytest.raises(RequestError, match=r"messages\[0\].content\[0\]: Unknown content part"):
         PromptReader.of_model(ModelMedia()).read(prompt)
+
+
+def test_a_system_message_is_for_messages_wherever_they_stand():
+    messages = [{"role": "user", "content": "hi"}]
+    for line in ({"messages": messages}, {"prompt": messages}):
+        found = read(line, system="Be brief.").prompt.messages
+        assert [own.text for own in found] == ["Be brief.", "hi"]
+    assert "a system message is for messages" in read({"prompt": "hi"}, system="x").message
 
 
 def test_a_long_question_is_truncated():

@@ -129,13 +129,13 @@ def _counts(
         if not isinstance(item, Item):
             continue
         try:
-            own = count(item.prompt)
+            found = [count(prompt) for prompt in item.prompts]
         except RequestError:  # the run will say what is wrong with it
             continue
         yield (
             name_of(item),
-            own.num_prompt_tokens,
-            sum(own.num_input_tokens_by_kind.values()),
+            sum(own.num_prompt_tokens for own in found),
+            sum(sum(own.num_input_tokens_by_kind.values()) for own in found),
         )
         if time.monotonic() > deadline:
             return

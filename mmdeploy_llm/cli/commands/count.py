@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.data.files.options import FindingOptions
     from mmdeploy_llm.data.records.item import Item
     from mmdeploy_llm.data.rows.rows import BadItem
+    from mmdeploy_llm.values.prompt import PromptParts
 
 MAX_THREADS, NUM_PENDING = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
@@ -222,16 +223,23 @@ def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
         failed = bad_record(item).error
     else:
         try:
-            found = counter.count_tokens(item.prompt)
-            result |= {
-                f"num_input_{k}_tokens": n for k, n in found.num_input_tokens_by_kind.items()
-            }
-            result |= {name: getattr(found, name) for name in COUNTS}
+            result |= counts_of(item.prompts, counter)
         except MMDeployLLMError as error:
             failed = ItemError(code=error.code, kind=type(error).__name__, message=str(error))
         except Exception as error:  # a plugin's processor raises anything
             failed = ItemError(code=500, kind=type(error).__name__, message=error_text(error))
     return {**result, "error": None if failed is None else failed.to_json()}
+
+
+def counts_of(prompts: Iterable[PromptParts], counter: TokenCounter) -> dict[str, int]:
+    """Returns the sums of the counts of prompts."""
+    sums = Counter[str]()
+    for prompt in prompts:
+        found = counter.count_tokens(prompt)
+        by_kind = found.num_input_tokens_by_kind.items()
+        own = {f"num_input_{kind}_tokens": number for kind, number in by_kind}
+        sums.update(own | {name: getattr(found, name) for name in COUNTS})
+    return dict(sums)
 
 
 def show_counts(

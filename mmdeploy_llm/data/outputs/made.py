@@ -49,8 +49,8 @@ class MadeSink(JsonlSink, ABC):
                 raise ConfigError(foreign(self.made))
             if mode == "resume" and not self.path.exists():
                 raise ConfigError(
-                    f"{str(self.made)!r} is made from {str(self.path)!r}, which is missing: "
-                    "put it there, or --overwrite starts again"
+                    f"{str(self.made)!r} is made from {str(self.path)!r}, which is missing, as it "
+                    "is beside a table that was exported: put it there, or --overwrite starts again"
                 )
         super().check(mode)
 

@@ -131,3 +131,8 @@ class Item:
     questions: tuple[Question, ...] = ()
     endpoint: str = ""
     wanted: PoolingRequest | None = None
+
+    @property
+    def prompts(self) -> tuple[PromptParts, ...]:
+        """All that is asked: the prompt of each question, or the only one."""
+        return tuple(own.prompt for own in self.questions) or (self.prompt,)

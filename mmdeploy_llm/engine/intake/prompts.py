@@ -118,6 +118,8 @@ class PromptReader:
         read: dict[str, Any] = {}
         if content == ["messages"]:
             read = {"messages": value}
+        elif content == ["prompt_token_ids"]:
+            read = {"ids": _token_ids(value)}
         elif content:
             read = {"text": ""} if is_alone else _content(value)  # enough for some encoders
         return PromptParts(

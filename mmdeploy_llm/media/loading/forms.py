@@ -143,8 +143,9 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
             )
     if isinstance(source, Mapping) and _is_base64(source):
         source = _data_url(item.kind, source)
-    if isinstance(source, Mapping) and set(source) == {"bytes", "path"}:  # rows of `datasets`
-        source = source["path"] if source["bytes"] is None else source["bytes"]
+    # Rows of `datasets`; tables have no fields that are null.
+    if isinstance(source, Mapping) and source and set(source) <= {"bytes", "path"}:
+        source = source.get("path") if source.get("bytes") is None else source["bytes"]
     if source is None:
         raise MediaError(f"the {item.kind} is None; give a path, bytes or a loaded object")
     if isinstance(source, os.PathLike):

@@ -40,6 +40,7 @@ VALUES = [
     ({"image": {"image": "a.jpg", "image_tokens": 64}}, ["a.jpg"]),
     ({"image": {"bytes": None, "path": "a.jpg"}}, ["a.jpg"]),
     ({"image": [{"bytes": b"bytes", "path": "a.jpg"}]}, [b"bytes"]),
+    ({"image": [{"bytes": b"bytes"}, {"path": "a.jpg"}]}, [b"bytes", "a.jpg"]),  # of a table
     ({"audio": {"data": "AAAA", "format": "wav"}}, ["data:audio/wav;base64,AAAA"]),
     ({"audio": (SAMPLES, 16000)}, [(SAMPLES, 16000)]),
     ({"pdf": {"pdf": "a.pdf", "pages": "1-2"}}, ["a.pdf"]),
@@ -55,6 +56,7 @@ PARTS = [
     ({"type": "image", "url": "a.jpg"}, "a.jpg"),
     ({"type": "image", "path": "a.jpg"}, "a.jpg"),
     ({"type": "image", "image": b"bytes"}, b"bytes"),
+    ({"type": "image", "image": {"bytes": b"bytes"}}, b"bytes"),  # a null path, in a table
     ({"type": "image", "image": {"image": "a.jpg", "image_tokens": 64}}, "a.jpg"),
     ({"type": "video", "video": "a.mp4", "fps": 2}, "a.mp4"),
     (

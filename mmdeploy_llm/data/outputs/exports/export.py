@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
-from mmdeploy_llm.data.outputs.base import Readable
+from mmdeploy_llm.data.outputs.base import Readable, Sink
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs, OpenStored
 from mmdeploy_llm.data.outputs.sidecars.options import SidecarOptions
 from mmdeploy_llm.data.records.files import Folder
@@ -164,6 +164,7 @@ class Export:
         self.inputs, self.output, self.options = tuple(inputs), output, options
         self.notes: list[str] = []
         self._merged = MergedOutputs(list(inputs), options.kinds)
+        self.check_apart([output])
         self._left_out: Counter[str] = Counter()
         self._num_met = self._num_lost = 0
 
@@ -210,6 +211,23 @@ class Export:
         with claimed(path), Folder.open(path.parent) as folder:
             self.check_new(path)
             folder.write(path.name, pieces)
+
+    def check_apart(self, places: Iterable[str | Path]) -> None:
+        """Raises ConfigError where one of the places that are written belongs to an output that is
+        read, such as the records beside a table."""
+        read = {
+            os.path.realpath(place): source.name
+            for source in self.sources
+            for place in (source.places if isinstance(source, Sink) else (source.name,))
+            if not is_url(str(place))
+        }
+        for place in places:
+            name = read.get(os.path.realpath(place))
+            if name is not None:
+                raise ConfigError(
+                    f"{str(place)!r}, which would be written, belongs to {name!r}, which is read; "
+                    "write elsewhere"
+                )
 
     def check_local(self) -> None:
         """Raises ConfigError for an output at a URL."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
 
-from mmdeploy_llm.data.outputs.csv_table import CsvTable
+from mmdeploy_llm.data.outputs.csv_table import CsvSink, CsvTable
 from mmdeploy_llm.data.outputs.opening.choose import known_format, open_sink, tell_who_writes
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.state import RunState
@@ -25,6 +25,7 @@ def write_output(export: Export, form: str) -> None:
     """Writes the records as an output of a batch."""
     options = export.options
     sink = open_sink(export.output, form, part_items=options.part_items, kinds=options.kinds)
+    export.check_apart(sink.places)
     mode = cast(Literal["new", "overwrite"], export.mode)
     sink.check(mode)
     with sink.writer(mode, Kept()) as writer:
@@ -42,6 +43,12 @@ def write_output(export: Export, form: str) -> None:
 
 def write_csv(export: Export) -> None:
     """Writes a table in CSV, with a column for each answer and each carried column."""
+    records = f"{export.output}{CsvSink.ending}"
+    if os.path.lexists(records):
+        raise ConfigError(
+            f"{export.output!r} is the table of the records in {records!r}, which would not be "
+            "those of the table any more; write elsewhere"
+        )
     table = CsvTable(lambda: (item.record for item in export.items()))
     export.write_file(table)
     if table.num_guarded:

@@ -5,9 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from mmdeploy_llm.data.outputs.csv_table import CsvSink
 from mmdeploy_llm.data.outputs.exports import pictures
 from mmdeploy_llm.data.outputs.exports.export import ExportOptions
 from mmdeploy_llm.data.outputs.exports.formats import FORMATS, export_records, format_of
+from mmdeploy_llm.data.outputs.openai import OpenAISink
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed
@@ -55,6 +57,33 @@ def test_an_output_is_never_one_of_the_inputs(captions):
     for output in (captions, f"{captions}/x.jsonl", "./captions.jsonl"):
         with pytest.raises(ConfigError, match="read"):
             export_records([captions], output, options=ExportOptions(is_overwritten=True))
+
+
+@pytest.mark.parametrize("made", ["answers.jsonl", "answers.csv"])
+def test_the_records_beside_what_is_read_or_written_are_never_written(captions, photos, made):
+    """`export` emptied them before it read them: all answers of a run were lost."""
+    form = "openai" if made.endswith(".jsonl") else "csv"
+    records = photos / f"{made}{OpenAISink.ending if form == 'openai' else CsvSink.ending}"
+    options = ExportOptions(is_overwritten=True)
+    export_records([captions], str(records), form="jsonl")
+    before = records.read_bytes()
+    with pytest.raises(ConfigError, match=r"read; write elsewhere|of the records in"):
+        export_records([str(records)], made, form=form, options=options)
+    (photos / made).write_bytes(b"")
+    with pytest.raises(ConfigError, match="read; write elsewhere"):
+        export_records([str(records)], f"{records}.config.json", form="jsonl", options=options)
+    assert records.read_bytes() == before
+
+
+def test_a_table_whose_records_lie_beside_it_is_not_replaced(captions, photos):
+    written(photos / "a.csv", record_at("photos/b.jpg", "an answer"))
+    options = ExportOptions(is_overwritten=True)
+    with pytest.raises(ConfigError, match=r"the table of the records in 'a\.csv\.jsonl'"):
+        export_records([captions], "a.csv", options=options)
+    with pytest.raises(ConfigError, match=r"'a\.csv\.jsonl', which .* belongs to 'a\.csv'"):
+        export_records(["a.csv"], "a.csv.jsonl", options=options)
+    (kept,) = MergedOutputs(["a.csv"]).records()
+    assert kept.text == "an answer"
 
 
 @pytest.mark.full
