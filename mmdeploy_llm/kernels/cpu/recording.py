@@ -85,6 +85,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        self._lent: dict[int, _Lent] = {}  # by id
 
     def empty(self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Allocates as torch.empty does."""
@@ -94,8 +95,32 @@ class Memory:
         block = free.pop() if free else _aligned(block_size)
         own = block[:size]
         # The tensor's memory refers to `own`, and so do all of its views.
-        weakref.finalize(own, free.append, block).atexit = False
+        lent = _Lent(own, _take_back)
+        lent.block, lent.memory = block, weakref.ref(self)
+        self._lent[id(lent)] = lent
         return torch.from_numpy(own).view(dtype).view(tuple(shape))
+
+    def take_back(self, lent: _Lent) -> None:
+        """Keeps the block of a tensor that is gone."""
+        del self._lent[id(lent)]
+        self._free[len(lent.block)].append(lent.block)
+
+
+class _Lent(weakref.ref[NDArray[np.uint8]]):
+    """What a tensor's memory is, of which its callback gives back the block. No weakref.finalize:
+    the interpreter reads the table of these as it ends, and stops at one that comes or goes in
+    another thread meanwhile, so that children of the program would not be ended."""
+
+    __slots__ = ("block", "memory")
+    block: NDArray[np.uint8]
+    memory: weakref.ref[Memory]
+
+
+def _take_back(lent: weakref.ref[NDArray[np.uint8]]) -> None:
+    assert isinstance(lent, _Lent)
+    memory = lent.memory()
+    if memory is not None:
+        memory.take_back(lent)
 
 
 class Recorder:

@@ -3,13 +3,13 @@ is killed or the disk is full."""
 
 from __future__ import annotations
 
-import pickle
+import json
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,12 +37,20 @@ TEXTS = {  # what the text of a record may be
 }
 # Runs in a process of its own: adds records, says so after each, and dies.
 PROGRAM = """
-import os, pickle, resource, signal, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
-place, records, most_bytes = pickle.load(sys.stdin.buffer)
+import json, os, resource, signal, sys
+from pathlib import Path
+given = json.load(sys.stdin)
+sys.path[:] = given["path"]
 from mmdeploy_llm.data.outputs.opening.choose import opened
 from mmdeploy_llm.data.records.outcome import NOTHING
-sink = opened(place)
+from mmdeploy_llm.data.records.record import Record
+from mmdeploy_llm.hooks import OutputSinkSpec
+from mmdeploy_llm.testing.data.outputs import OutputSubject
+file = None if given["file"] is None else Path(given["file"])
+subject = OutputSubject(spec=OutputSinkSpec(**given["spec"]), file=file)
+records = map(Record.from_json, given["records"])
+most_bytes = given["most_bytes"]
+sink = opened(subject.place(Path(given["output"])))
 writer = sink.writer("resume", sink.scan(lambda record: record.line, retried=NOTHING))
 if most_bytes is not None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -86,9 +94,17 @@ class OutputSubject:
     ) -> tuple[int, bool]:
         """Adds records in another process, which then dies; returns how many were added, and
         whether one was refused. most_bytes: that a file may have."""
+        given = {
+            "path": sys.path,
+            "spec": asdict(self.spec),
+            "file": None if self.file is None else str(self.file),
+            "output": str(path),
+            "records": [record.to_json() for record in records],
+            "most_bytes": most_bytes,
+        }
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM],
-            input=pickle.dumps(sys.path) + pickle.dumps((self.place(path), records, most_bytes)),
+            input=json.dumps(given).encode(),
             capture_output=True,
             timeout=SECONDS,
         )
