@@ -107,9 +107,10 @@ class Memory:
 
 
 class _Lent(weakref.ref[NDArray[np.uint8]]):
-    """What a tensor's memory is, of which its callback gives back the block. No weakref.finalize:
-    the interpreter reads the table of these as it ends, and stops at one that comes or goes in
-    another thread meanwhile, so that children of the program would not be ended."""
+    """Refers to the memory of a tensor, whose block its callback gives back. It is no
+    weakref.finalize: the interpreter reads the table of these as it ends, and stops at one that
+    comes or goes in another thread meanwhile, so that children of the program would not be
+    ended."""
 
     __slots__ = ("block", "memory")
     block: NDArray[np.uint8]
