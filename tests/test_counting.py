@@ -141,7 +141,7 @@ def test_the_command_counts_files(folder, tmp_path):
 
 @pytest.mark.full
 def test_all_questions_of_a_line_are_counted(folder, tmp_path):
-    """As in its record: once for each question."""
+    """A record has the sum of them, too."""
     IMAGE.save(tmp_path / "a.png")
     messages = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]
     texts = ("What is it?", "Red?")

@@ -89,7 +89,8 @@ def test_a_decoded_picture_keeps_a_thumbnail():
 
 
 def test_a_thumbnail_of_a_tiff_whose_zeros_are_white_is_no_negative():
-    """By tag 262 of TIFF 6.0; Pillow turns over values of 8 bits alone, and a copy has no tags."""
+    """Tag 262 of TIFF 6.0 says so; Pillow turns over values of 8 bits alone, and copies have no
+    tags."""
     data = io.BytesIO()
     pixels = np.zeros((40, 5 * THUMBNAIL_SIZE), np.uint16)
     Image.fromarray(pixels).save(data, "TIFF", tiffinfo={262: 0})

@@ -119,7 +119,7 @@ class ItemReader:
                 raise RequestError("a system message is for messages, and this line has none")
             return prompt
         _check_template(prompt.template)
-        own = prompt.template_kwargs or {}
+        own = {} if prompt.template_kwargs is None else prompt.template_kwargs
         if not isinstance(own, Mapping):
             raise RequestError(f"chat_template_kwargs must be an object, got {_name(own)}")
         kwargs = {**self._template_kwargs, **own}

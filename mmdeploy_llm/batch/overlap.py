@@ -6,7 +6,6 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from mmdeploy_llm.data.outputs.base import Sink
@@ -15,6 +14,7 @@ from mmdeploy_llm.data.rows.formats.formats import all_suffixes
 from mmdeploy_llm.data.rows.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.system.portable.files import is_same_file
 
 _BRACES = re.compile(r"\{[^{}]*\}")
 
@@ -45,7 +45,7 @@ def check_lists(lists: Mapping[str, str | os.PathLike[str] | None], sink: Sink) 
             continue
         name = os.fspath(given)
         for own in sink.places:
-            if not is_url(str(own)) and _is_same(name, own):
+            if not is_url(str(own)) and is_same_file(name, own):
                 raise ConfigError(
                     f"{name!r} belongs to the output; name another file with {option}"
                 )
@@ -58,9 +58,9 @@ def _check_urls(given: str, own: str) -> None:
 
 
 def _check_paths(given: str, own: Path, kinds: KindTable) -> None:
-    if _is_same(given, own):
+    if is_same_file(given, own):
         raise ConfigError(f"{str(own)!r} is the input; write the output elsewhere")
-    if any(_is_same(folder, own) for folder in _folders(given)):
+    if any(is_same_file(folder, own) for folder in _folders(given)):
         raise ConfigError(
             f"{str(own)!r} is the folder of the input {given!r}, and its files would be replaced; "
             "write the output elsewhere"
@@ -68,7 +68,7 @@ def _check_paths(given: str, own: Path, kinds: KindTable) -> None:
     suffixes = all_suffixes(kinds)
     is_corpus = os.path.isdir(given) and suffixes_in(given, suffixes, kinds) is not None
     is_read = is_corpus and suffix_of(str(own), suffixes) is not None
-    if is_read and any(_is_same(folder, given) for folder in _folders(own)):
+    if is_read and any(is_same_file(folder, given) for folder in _folders(own)):
         raise ConfigError(
             f"{str(own)!r} lies in the input {given!r}: a run that is resumed would read its own "
             "results; write the output elsewhere"
@@ -78,14 +78,6 @@ def _check_paths(given: str, own: Path, kinds: KindTable) -> None:
 def _folders(path: str | Path) -> Iterator[Path]:
     """Yields the folders that hold a path, links resolved."""
     yield from Path(os.path.realpath(path)).parents
-
-
-def _is_same(first: str | Path, second: str | Path) -> bool:
-    """Whether two names lead to one file or folder: links, mounts and letters of another case
-    count."""
-    with suppress(OSError):
-        return os.path.samefile(first, second)
-    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _matches(pattern: str, own: str) -> bool:

@@ -18,6 +18,8 @@ from mmdeploy_llm.hooks.objects.store import (
     OUTPUT_CONTENTS,
     OUTPUT_OPTIONS,
     CorpusFormatSpec,
+    OutputContent,
+    OutputOption,
     OutputSinkSpec,
 )
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
@@ -180,12 +182,12 @@ class _Corpus(_Rules):
 class _Output(_Made):
     suffixes: SomeSuffixes
     holds: Annotated[
-        tuple[Literal["answers", "vectors"], ...],
+        tuple[OutputContent, ...],
         _Some,
         Field(description=f"a tuple of at least one of {OUTPUT_CONTENTS}"),
     ]
     options: Annotated[
-        tuple[Literal["part_items", "media_root"], ...],
+        tuple[OutputOption, ...],
         Field(description=f"a tuple of some of {OUTPUT_OPTIONS}"),
     ]
 

@@ -222,6 +222,13 @@ def test_a_system_message_is_for_messages_wherever_they_stand():
     assert "a system message is for messages" in read({"prompt": "hi"}, system="x").message
 
 
+@pytest.mark.parametrize("given", [0, "", [], False])
+def test_template_variables_that_are_no_object_are_refused(given):
+    messages = [{"role": "user", "content": "hi"}]
+    found = read({"messages": messages, "chat_template_kwargs": given})
+    assert "chat_template_kwargs must be an object" in found.message
+
+
 def test_a_long_question_is_truncated():
     assert read({"prompt": "x" * 500}).question == "x" * 199 + "…"
 

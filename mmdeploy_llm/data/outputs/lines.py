@@ -14,7 +14,7 @@ from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
 
-from .formats import Drops, Limits, PartFormat, first_positions
+from .formats import Drops, Limits, PartFormat, PartReader, first_positions
 from .recognise import save_foreign
 from .scan import Entry, line_ends, parsed, whole_lines
 
@@ -60,12 +60,13 @@ class LineReader:
 
 
 class LineParts(PartFormat):
-    """Parts that are files of lines, for an output at a URL."""
+    """Parts that are files of lines, for an output at a URL; the base of those of which the part
+    that grows is one."""
 
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
 
-    def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> LineReader:
+    def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
         """Opens a part or a journal."""
         return LineReader(file, name)
 

@@ -19,22 +19,18 @@ from io import BufferedReader
 from typing import IO, TYPE_CHECKING, Any
 
 from mmdeploy_llm.data.records.files import Folder
-from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Item, Vector
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import (
     CompletePart,
     Drops,
-    Limits,
-    PartFormat,
     PartReader,
     damaged,
     first_positions,
 )
-from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
+from .lines import LineParts, LineReader, new_file
 from .scan import Entry
 
 if TYPE_CHECKING:
@@ -91,25 +87,16 @@ def read_head(file: IO[bytes], name: str) -> Head:
     return head
 
 
-class NpyParts(PartFormat):
+class NpyParts(LineParts):
     """Parts that are .npy files; see PartFormat."""
 
     def __init__(self, most_items: int | None) -> None:
-        self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
-        self._journal = LineParts(most_items)
+        super().__init__(most_items)
         self._size: int | None = None  # numbers of a vector, once one is known
 
     def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
         """Opens a part or the journal."""
         return LineReader(file, name) if is_open else NpyReader(file, name)
-
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
-        """Cuts off a torn last line of the journal; returns the number of lines."""
-        return self._journal.begin(file, name, configurations)
-
-    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
-        """Adds a line to the journal."""
-        return self._journal.append(file, record, item)
 
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Writes the journal as a part."""
@@ -128,7 +115,7 @@ class NpyParts(PartFormat):
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies the other records with their vectors."""
         if is_open:
-            return self._journal.copy_without(file, drops, out, is_open=True)
+            return super().copy_without(file, drops, out, is_open=True)
         part = NpyReader(file, "a part")
         return self._write(out, part, part.configurations(), first_positions(drops))
 

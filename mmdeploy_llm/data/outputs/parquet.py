@@ -29,22 +29,18 @@ from mmdeploy_llm.data.records.arrow_vectors import (
 from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, fitted, restored
 from mmdeploy_llm.data.records.declared import JSON
 from mmdeploy_llm.data.records.files import Folder
-from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Item, Vector
+from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import EXACT, FIELDS, Record
-from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import (
     CompletePart,
     Drops,
-    Limits,
-    PartFormat,
     PartReader,
     damaged,
     first_positions,
 )
-from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
+from .lines import LineParts, LineReader, new_file
 from .scan import Entry, whole_lines
 
 GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
@@ -57,12 +53,11 @@ ALWAYS = (*FIXED, MORE)
 MAX_SHOWN = 200  # characters of a library's message
 
 
-class ParquetParts(PartFormat):
+class ParquetParts(LineParts):
     """Parts that are Parquet files; see PartFormat. Raises ConfigError when pyarrow is missing."""
 
     def __init__(self, most_items: int | None) -> None:
-        self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
-        self._journal = LineParts(most_items)
+        super().__init__(most_items)
         self._arrow, self._parquet = libraries()
         self._columns = new_columns()
         self._vectors: VectorKind | None = None  # of the records that are known
@@ -86,14 +81,6 @@ class ParquetParts(PartFormat):
         if is_open:
             return LineReader(file, name)
         return ParquetReader(self._opened(file, name), file, name)
-
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
-        """Cuts off a torn last line of the journal; returns the number of lines."""
-        return self._journal.begin(file, name, configurations)
-
-    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
-        """Adds a line to the journal."""
-        return self._journal.append(file, record, item)
 
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Writes the journal as a part."""
@@ -120,7 +107,7 @@ class ParquetParts(PartFormat):
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies the other rows, group by group."""
         if is_open:
-            return self._journal.copy_without(file, drops, out, is_open=True)
+            return super().copy_without(file, drops, out, is_open=True)
         part = self._opened(file, "a part")
         is_same = self._widened_by(part) == self._facts()
         known = (part.schema_arrow.metadata or {}).get(CONFIGURATIONS)

@@ -12,7 +12,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -304,18 +303,18 @@ class Intake:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
         tools = chosen_tools(parts.tools, variables)
-        own_markers = (self._placeholders.markers, self._documents.markers)
-        markers = (*chain(*own_markers), *self._kinds.outside_texts)
-        conversation = with_harmless_texts(parts.messages or (), tools, markers, template)
+        messages, outside = parts.messages or (), self._kinds.outside_texts
+        markers = (*self._placeholders.markers, *self._documents.markers, *outside)
+        conversation = with_harmless_texts(messages, tools, markers, template)
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)
         warn_of_unread(parts.template_kwargs, template, self._unread)
-        items = with_sources(parts.messages or (), parts.media)
+        items = with_sources(messages, parts.media)
         self.media.check(items)
         groups = self._split(items, kwargs, deadline)
         own = [group.parts for group in groups]
-        messages = self._parts.messages(conversation.messages, own, template)
-        text = self._rendered_text(template, messages, variables)
+        written = self._parts.messages(conversation.messages, own, template)
+        text = self._rendered_text(template, written, variables)
         pieces = text.split(conversation.mark) if conversation.mark else [text]
         ids = self._encode_pieces([self._placeholders.in_text(piece) for piece in pieces])
         return Rendered(

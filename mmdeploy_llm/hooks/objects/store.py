@@ -6,12 +6,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, get_args
 
 from mmdeploy_llm.values.first_bytes import FirstBytes
 
-OUTPUT_CONTENTS = ("answers", "vectors")
-OUTPUT_OPTIONS = ("part_items", "media_root")
+OutputContent = Literal["answers", "vectors"]
+OutputOption = Literal["part_items", "media_root"]
+OUTPUT_CONTENTS: tuple[OutputContent, ...] = get_args(OutputContent)
+OUTPUT_OPTIONS: tuple[OutputOption, ...] = get_args(OutputOption)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -139,6 +140,14 @@ def own_user() -> int | None:
     """Returns the number of the user whose rights this process has; None where files do not tell
     their owners by numbers (Windows)."""
     return os.geteuid() if hasattr(os, "geteuid") else None
+
+
+def is_same_file(first: str | Path, second: str | Path) -> bool:
+    """Whether two names lead to one file or folder: links, mounts and letters of another case
+    count."""
+    with suppress(OSError):
+        return os.path.samefile(first, second)
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def real_path(fd: int) -> Path | None:

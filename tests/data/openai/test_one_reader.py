@@ -60,7 +60,7 @@ def line_of(body, url="/v1/chat/completions"):
 
 
 def plain(prompt):
-    """What a prompt says, without the names of its parts in messages of errors."""
+    """Returns what a prompt says, without the names of its parts in messages of errors."""
     read = of_a_model().read(prompt)
     items = iter(with_sources(read.messages, read.media))
     return [

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
@@ -24,6 +25,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.system.guarding.claims import claimed
+from mmdeploy_llm.system.portable.files import is_same_file
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.prompt import PromptParts
 
@@ -103,12 +105,6 @@ class Exported:
         return None if named is None else os.path.join(self.media_root, named)
 
     @property
-    def is_stored(self) -> bool:
-        """Whether its output holds its first media item."""
-        with self.stored() as blob:
-            return blob is not None
-
-    @property
     def relative(self) -> str:
         """A path for a copy of its picture: the id where that is one, else the name of the file."""
         own = str(self.record.id)
@@ -118,18 +114,18 @@ class Exported:
         return os.path.basename(self.path or own)
 
     @contextmanager
-    def media(self) -> Iterator[Blob]:
-        """Opens its first media item: the file, or what its output holds. Raises LeftOutError
-        where there is none."""
+    def media(self) -> Iterator[tuple[Blob, str | None]]:
+        """Opens its first media item, with the path of the file: None of what its output holds.
+        Raises LeftOutError where there is none."""
         with self.stored() as blob:
             if blob is not None:
-                yield blob
+                yield blob, None
                 return
         if self.path is None:
             raise LeftOutError("it has no file of its own")
         with first_media(self._item_of(self.path)) as blob:
             assert blob is not None
-            yield blob
+            yield blob, self.path
 
     def item(self) -> Item:
         """Returns the item, for formats that hold its media."""
@@ -160,7 +156,6 @@ class Export:
     def __init__(self, inputs: Collection[str], output: str, options: ExportOptions) -> None:
         """Raises ConfigError for what is no output of a batch, and for an output that is one of the
         inputs."""
-        _check_no_overlap(inputs, output)
         self.inputs, self.output, self.options = tuple(inputs), output, options
         self.notes: list[str] = []
         self._merged = MergedOutputs(list(inputs), options.kinds)
@@ -214,20 +209,11 @@ class Export:
 
     def check_apart(self, places: Iterable[str | Path]) -> None:
         """Raises ConfigError where one of the places that are written belongs to an output that is
-        read, such as the records beside a table."""
-        read = {
-            os.path.realpath(place): source.name
-            for source in self.sources
-            for place in (source.places if isinstance(source, Sink) else (source.name,))
-            if not is_url(str(place))
-        }
-        for place in places:
-            name = read.get(os.path.realpath(place))
-            if name is not None:
-                raise ConfigError(
-                    f"{str(place)!r}, which would be written, belongs to {name!r}, which is read; "
-                    "write elsewhere"
-                )
+        read, such as the records beside a table, or lies in it."""
+        for source in self.sources:
+            read = source.places if isinstance(source, Sink) else (source.name,)
+            for place, own in product(map(str, places), map(str, read)):
+                _check_apart(place, own, source.name)
 
     def check_local(self) -> None:
         """Raises ConfigError for an output at a URL."""
@@ -256,11 +242,19 @@ class Export:
         )
 
 
-def _check_no_overlap(inputs: Collection[str], output: str) -> None:
-    target = os.path.realpath(output)
-    for name in inputs:
-        same = name.rstrip("/") == output.rstrip("/")
-        if same or (not is_url(name) and os.path.realpath(name) == target):
-            raise ConfigError(f"{output!r} is one of the outputs that are read; write elsewhere")
-        if not is_url(name) and target.startswith(os.path.join(os.path.realpath(name), "")):
-            raise ConfigError(f"{output!r} lies in {name!r}, which is read; write elsewhere")
+def _check_apart(written: str, read: str, name: str) -> None:
+    """name: of the output that a place is read of."""
+    if is_url(written) or is_url(read):
+        is_same, is_inside = written.rstrip("/") == read.rstrip("/"), False
+    else:
+        is_same = is_same_file(written, read)
+        is_inside = Path(os.path.realpath(read)) in Path(os.path.realpath(written)).parents
+    if is_same and read.rstrip("/") == name.rstrip("/"):
+        raise ConfigError(f"{written!r} is one of the outputs that are read; write elsewhere")
+    if is_same:
+        raise ConfigError(
+            f"{written!r}, which would be written, belongs to {name!r}, which is read; write "
+            "elsewhere"
+        )
+    if is_inside:
+        raise ConfigError(f"{written!r} lies in {name!r}, which is read; write elsewhere")

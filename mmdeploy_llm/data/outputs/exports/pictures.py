@@ -173,9 +173,9 @@ class Pictures:
     def take(self, item: Exported, wanted: str) -> str:
         """Returns the path of an item's picture beneath the folder. wanted: of a copy. Raises
         LeftOutError where there is no picture."""
-        with item.media() as blob:
-            if item.path is not None and not item.is_stored:
-                place = os.path.relpath(os.path.realpath(item.path), self._root)
+        with item.media() as (blob, path):
+            if path is not None:
+                place = os.path.relpath(os.path.realpath(path), self._root)
                 if not place.startswith(os.pardir):
                     return place
             if not self._is_copied:

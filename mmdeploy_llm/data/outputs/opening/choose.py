@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from mmdeploy_llm.data.outputs.base import OutputPlace, Sink
 from mmdeploy_llm.data.outputs.formats import PartFormat
@@ -79,12 +81,12 @@ def opened(place: OutputPlace) -> Sink:
     """Returns the sink of an output, whatever its factory is. Raises PluginError, naming the
     plugin, when that cannot be imported or is of no kind that OutputSinkSpec knows."""
     found = place.provided
-    form = part_format(found, place.part_items)
-    if form is not None:
-        return PartsSink(place, form)
-    if _factory_is(found, RecordStore):
+    factory = _factory(found)
+    if _is_of(factory, PartFormat):
+        return PartsSink(place, factory(place.part_items))
+    if _is_of(factory, RecordStore):
         return StoreSink(place)
-    sink = resolve(found.spec, found.origin)(place)
+    sink = factory(place)
     if not isinstance(sink, Sink):
         raise PluginContractError(
             f"{found.origin}: {found.spec.factory}, the factory of {describe(found.spec)}, must be "
@@ -93,18 +95,22 @@ def opened(place: OutputPlace) -> Sink:
     return sink
 
 
-def part_format(found: Format, part_items: int | None = None) -> PartFormat | None:
+def part_format(found: Format) -> PartFormat | None:
     """Returns the format of the parts of an output; None where it has others, or none."""
-    if not _factory_is(found, PartFormat):
+    factory = _factory(found)
+    if not _is_of(factory, PartFormat):
         return None
-    form: PartFormat = resolve(found.spec, found.origin)(part_items)
+    form: PartFormat = factory(None)
     return form
 
 
-def _factory_is(found: Format, kind: type) -> bool:
+def _factory(found: Format) -> Callable[..., Any]:
     if found.origin.file is not None:
         load_named(found.origin.file, found.spec.factory.partition(":")[0])
-    factory = resolve(found.spec, found.origin)
+    return resolve(found.spec, found.origin)
+
+
+def _is_of(factory: object, kind: type) -> bool:
     return isinstance(factory, type) and issubclass(factory, kind)
 
 
