@@ -9,8 +9,6 @@ from mmdeploy_llm.errors import RequestError
 
 from .params import OUR_OWN, Body, chat_logprobs, sampling_of, thinking_of, tools_of
 
-ROLES = {"developer": "system"}
-
 
 def chat_fields(body: Body) -> dict[str, Any]:
     """Returns the fields of our own line for a chat. Raises RequestError."""
@@ -56,14 +54,11 @@ def message_of(message: Any, number: int) -> Any:
         raise RequestError(f"{where} must be an object, got {type(message).__name__}")
     if message.get("function_call") or message.get("role") == "function":
         raise RequestError(f"{where} has a function_call; use tool_calls and the role tool")
-    role = message.get("role")
     kept = {
         name: value
         for name, value in message.items()
         if value is not None and name not in ("refusal", "audio", "annotations", "function_call")
     }
-    if isinstance(role, str):
-        kept["role"] = ROLES.get(role, role)
     content = message.get("content")
     if isinstance(content, list):
         kept["content"] = [

@@ -37,6 +37,7 @@ from mmdeploy_llm.values.pooling_request import PoolingRequest
 from mmdeploy_llm.values.prompt import PromptParts
 
 from .chat import with_harmless_texts, with_sources
+from .complete import check_complete, with_known_roles
 from .defaults import ParamsResolver, sample_seed
 from .documents import Documents, Group
 from .parts import TemplateParts
@@ -314,7 +315,14 @@ class Intake:
         groups = self._split(items, kwargs, deadline)
         own = [group.parts for group in groups]
         written = self._parts.messages(conversation.messages, own, template)
+        written = with_known_roles(written, template)
         text = self._rendered_text(template, written, variables)
+        check_complete(
+            written,
+            conversation.tools,
+            text,
+            lambda other: self._rendered_text(template, other, variables),
+        )
         pieces = text.split(conversation.mark) if conversation.mark else [text]
         ids = self._encode_pieces([self._placeholders.in_text(piece) for piece in pieces])
         return Rendered(

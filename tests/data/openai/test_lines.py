@@ -96,7 +96,7 @@ def test_a_picture_and_every_parameter():
     thinking = {"enable_thinking": True, "reasoning_effort": "low"}
     assert found["chat_template_kwargs"] == thinking
     system, user = found["messages"]
-    assert system == {"role": "system", "content": "Be brief."}
+    assert system == {"role": "developer", "content": "Be brief."}
     assert user["content"] == body["messages"][1]["content"]
 
 
