@@ -27,6 +27,13 @@ class HasText(Protocol):
         """Returns the text that the document itself holds for a part, "" for none."""
 
 
+@runtime_checkable
+class HasNotes(Protocol):
+    """Parts of a document of which there is something to tell."""
+
+    notes: Sequence[str]
+
+
 class Documents(Closing):
     """Documents of all kinds that plugins split. Not thread-safe.
 
@@ -89,6 +96,12 @@ class Documents(Closing):
     def count(self, kind: str, path: str, options: Mapping[str, Any]) -> int:
         """Returns the number of pages of a document. Raises MediaError and its subclasses."""
         return len(self._opened(kind, path, options))
+
+    def notes(self, kind: str, path: str, options: Mapping[str, Any]) -> Sequence[str]:
+        """Returns what a reader should know of a document, such as a number of pages that is a lie.
+        Raises MediaError and its subclasses."""
+        pages = self._opened(kind, path, options)
+        return pages.notes if isinstance(pages, HasNotes) else ()
 
     def size(self, kind: str, path: str, index: int, options: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the pixels, width and height, at which a page is drawn. Raises MediaError and its

@@ -13,6 +13,8 @@ import numpy as np
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.media.documents.page_ranges import parse_pages
 
+from . import structure
+
 try:
     import pypdfium2 as pdfium
     import pypdfium2.raw as raw
@@ -23,24 +25,49 @@ MAX_PAGES = 100_000  # of a document: its own count may say anything
 MANY = 100  # pages, of which most should be readable
 MAX_TEXT = 2**20  # characters of a page's text
 WHITE = 0xFFFFFFFF
-NOT_INSTALLED = 'PDF documents are read by pypdfium2 (pip install "mmdeploy-llm[pdf]")'
+MAX_NAMED = 3  # losses in a message
+NOT_INSTALLED = 'PDF documents are read by pypdfium2 and pypdf (pip install "mmdeploy-llm[pdf]")'
+# Pictures of which PDFium alone can say whether they can be decoded.
+HARD_FILTERS = {b"JPXDecode", b"JBIG2Decode", b"CCITTFaxDecode", b"CCF"}
 # What FPDF_GetLastError says after a document could not be opened.
 PASSWORD, SECURITY = 4, 5
 
 
 def describe(
     blob: bytes, limits: Mapping[str, Any], password: str | None, pages: str | None
-) -> Iterator[tuple[dict[str, Any], None]]:
+) -> Iterator[tuple[dict[str, Any], np.ndarray | None]]:
     """Yields the number of pages, and of the wanted ones the indexes and the sizes in points,
-    upright and cropped; (0, 0) for one that cannot be read. pages: see parse_pages; None: all."""
+    upright and cropped; (0, 0) for one that cannot be read. pages: see parse_pages; None: all.
+
+    A document whose lists have more pages than they say, which PDFium believes, is written again:
+    it is yielded too, uint8 [bytes], and opens without a password; "said" is the number that it
+    said. "unread": the pages of such a document that cannot be written again.
+    """
+    mended, told = None, {}
     with _opened(blob, password) as document:
         count = raw.FPDF_GetPageCount(document)
         _check_count(count)
-        wanted = range(count) if pages is None else parse_pages(pages, count)
-        sizes = [_size_at(document, index) for index in wanted]
-        if pages is None:
-            _check_readable(sizes)
-        yield {"num_pages": count, "indexes": list(wanted), "sizes": sizes}, None
+        reader = structure.open_reader(blob, password)
+        real = 0 if reader is None else structure.real_count(reader)
+        if real > count:
+            _check_count(real)
+            mended, told = structure.with_real_counts(reader), {"said": count}
+        if mended is None:
+            told = {"unread": real - count} if real > count else {}
+            yield _described(document, count, pages) | told, None
+    if mended is not None:
+        with _opened(mended, None) as document:
+            count = raw.FPDF_GetPageCount(document)
+            yield _described(document, count, pages) | told, np.frombuffer(mended, np.uint8)
+
+
+def _described(document: Any, count: int, pages: str | None) -> dict[str, Any]:
+    """Returns what `describe` says of a document."""
+    wanted = range(count) if pages is None else parse_pages(pages, count)
+    sizes = [_size_at(document, index) for index in wanted]
+    if pages is None:
+        _check_readable(sizes)
+    return {"num_pages": count, "indexes": list(wanted), "sizes": sizes}
 
 
 def draw(
@@ -61,8 +88,11 @@ def draw(
     ):
         raw.FORM_OnAfterLoadPage(opened, forms)
         pixels = _drawn(opened, forms, width, height)
-        if pixels.min() == 255 and _has_lost_picture(opened):
-            raise MediaError(f"page {page + 1} is blank: its picture cannot be decoded")
+        is_blank = bool(pixels.min() == 255)
+        if _has_lost_picture(opened, is_blank):
+            what = "blank" if is_blank else "not whole"
+            raise MediaError(f"page {page + 1} is {what}: its picture cannot be decoded")
+        _check_whole(blob, password, page)
         yield {}, pixels
         raw.FORM_OnBeforeClosePage(opened, forms)
 
@@ -81,10 +111,19 @@ def read_text(
             raw.FPDFText_ClosePage(text)
 
 
+def _check_whole(blob: bytes, password: str | None, page: int) -> None:
+    """Raises MediaError for a page that draws what its document has lost: PDFium leaves it out."""
+    reader = structure.open_reader(blob, password)
+    lost = () if reader is None else structure.losses(reader, page)
+    if lost:
+        more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
+        raise MediaError(f"page {page + 1} is not whole: {'; '.join(lost[:MAX_NAMED])}{more}")
+
+
 @contextmanager
 def _opened(blob: bytes, password: str | None) -> Iterator[Any]:
     """Opens a document. Raises MediaError for one that is broken or needs another password."""
-    if raw is None:
+    if raw is None or structure.pypdf is None:
         raise UnsupportedMediaError(NOT_INSTALLED)
     if not blob:
         raise MediaError("the pdf is empty (0 bytes)")
@@ -131,8 +170,15 @@ def _check_readable(sizes: Sequence[tuple[float, float]]) -> None:
 
 
 def _size_at(document: Any, index: int) -> tuple[float, float]:
+    """Returns the size of a page in points, (0, 0) for one that cannot be read."""
     size = raw.FS_SIZEF()
     is_read = raw.FPDF_GetPageSizeByIndexF(document, index, ctypes.byref(size))
+    if is_read and not (size.width > 0 and size.height > 0):
+        try:
+            with _page(document, index) as page:
+                return raw.FPDF_GetPageWidthF(page), raw.FPDF_GetPageHeightF(page)
+        except MediaError:
+            return 0.0, 0.0
     return (size.width, size.height) if is_read else (0.0, 0.0)
 
 
@@ -142,9 +188,20 @@ def _page(document: Any, index: int) -> Iterator[Any]:
     if not page:
         raise MediaError(f"page {index + 1} of the pdf cannot be read; its object is damaged")
     try:
+        _uncrop(page)
         yield page
     finally:
         raw.FPDF_ClosePage(page)
+
+
+def _uncrop(page: Any) -> None:
+    """Shows a page whose crop box lies outside of its media box whole, as viewers do: nothing of
+    it would be left."""
+    if raw.FPDF_GetPageWidthF(page) > 0 and raw.FPDF_GetPageHeightF(page) > 0:
+        return
+    sides = [ctypes.c_float() for _ in range(4)]
+    if raw.FPDFPage_GetMediaBox(page, *map(ctypes.byref, sides)):
+        raw.FPDFPage_SetCropBox(page, *(side.value for side in sides))
 
 
 @contextmanager
@@ -181,16 +238,27 @@ def _drawn(page: Any, forms: Any, width: int, height: int) -> np.ndarray:
         raw.FPDFBitmap_Destroy(bitmap)
 
 
-def _has_lost_picture(page: Any) -> bool:
-    """Returns whether a picture on a page cannot be decoded: PDFium leaves it out."""
+def _has_lost_picture(page: Any, is_blank: bool) -> bool:
+    """Returns whether a picture on a page cannot be decoded: PDFium leaves it out. is_blank: all
+    pictures are tried, not only those of which nobody else can say it."""
     for number in range(raw.FPDFPage_CountObjects(page)):
         found = raw.FPDFPage_GetObject(page, number)
         if raw.FPDFPageObj_GetType(found) == raw.FPDF_PAGEOBJ_IMAGE:
+            if not is_blank and not HARD_FILTERS.intersection(_filters(found)):
+                continue
             bitmap = raw.FPDFImageObj_GetBitmap(found)
             if not bitmap:
                 return True
             raw.FPDFBitmap_Destroy(bitmap)
     return False
+
+
+def _filters(picture: Any) -> Iterator[bytes]:
+    """Yields the names of a picture's filters."""
+    for number in range(raw.FPDFImageObj_GetImageFilterCount(picture)):
+        name = ctypes.create_string_buffer(32)
+        raw.FPDFImageObj_GetImageFilter(picture, number, name, len(name))
+        yield name.value
 
 
 def _all_text(text: Any) -> str:

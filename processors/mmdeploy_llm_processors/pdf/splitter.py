@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -91,18 +91,17 @@ class PDFSplitter(MediaSplitter):
             )
         own, blob = PDFOptions.given(options), bytes(source)
         limits.check_bytes(len(blob), "the pdf")
-        [(found, _)] = self._workers.decode(
+        [(found, mended)] = self._workers.decode(
             f"{LIBRARY}:describe", blob, limits, password=own.password, pages=own.pages
         )
         document = _Document(
             workers=self._workers,
-            blob=blob,
-            password=own.password,
+            blob=blob if mended is None else mended.tobytes(),
+            password=own.password if mended is None else None,
             digest=blake2b(blob, digest_size=20).hexdigest(),
         )
-        return Pages(
-            document, own, tuple(found["indexes"]), tuple(map(tuple, found["sizes"])), limits
-        )
+        sizes = tuple(map(tuple, found["sizes"]))
+        return Pages(document, own, tuple(found["indexes"]), sizes, limits, _notes(found))
 
     def close(self) -> None:
         """Ends the processes that draw."""
@@ -145,8 +144,17 @@ class PageDrawing(Drawing):
         return f"PageDrawing(page {self.index + 1}, {self.size[0]} x {self.size[1]})"
 
 
+def _notes(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of a document. found: what `describe` yields."""
+    num, said = found["num_pages"], found.get("said")
+    if said is not None:
+        yield f"its lists of pages count {said} and have {num}, all of which are read"
+    elif unread := found.get("unread", 0):
+        yield f"its lists of pages count {num} and have {num + unread}: the last cannot be read"
+
+
 class Pages(PageParts):
-    """The wanted pages of a document. text: of a page."""
+    """The wanted pages of a document. text: of a page. notes: what is told of the document."""
 
     def __init__(
         self,
@@ -155,8 +163,10 @@ class Pages(PageParts):
         indexes: Sequence[int],
         sizes: Sequence[Sequence[float]],
         limits: MediaLimits,
+        notes: Iterable[str] = (),
     ) -> None:
         super().__init__(indexes)
+        self.notes = tuple(notes)
         self._document, self._options = document, options
         self._sizes, self._limits = sizes, limits
 
