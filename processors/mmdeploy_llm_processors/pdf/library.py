@@ -4,6 +4,7 @@ worker processes of isolation only; the one file that imports pypdfium2."""
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ except ImportError:  # an extra
 MAX_PAGES = 100_000  # of a document: its own count may say anything
 MANY = 100  # pages, of which most should be readable
 MAX_TEXT = 2**20  # characters of a page's text
+MAX_TURNS = 4096  # characters that say how a page is turned
 WHITE = 0xFFFFFFFF
 MAX_NAMED = 3  # losses in a message
 NOT_INSTALLED = 'PDF documents are read by pypdfium2 and pypdf (pip install "mmdeploy-llm[pdf]")'
@@ -100,15 +102,39 @@ def draw(
 def read_text(
     blob: bytes, limits: Mapping[str, Any], password: str | None, page: int
 ) -> Iterator[tuple[dict[str, Any], None]]:
-    """Yields the text of a page that its file holds, "" for a page that is a picture."""
-    with _opened(blob, password) as document, _page(document, page) as opened:
-        text = raw.FPDFText_LoadPage(opened)
-        if not text:
-            raise MediaError(f"the text of page {page + 1} cannot be read; its content is damaged")
-        try:
-            yield {"text": _all_text(text)}, None
-        finally:
-            raw.FPDFText_ClosePage(text)
+    """Yields the text of a page that its file holds and a reader can see, "" for a page that is a
+    picture: without that outside of the crop box and in layers that are off."""
+    reader = structure.open_reader(blob, password)
+    shown = None if reader is None else structure.without_hidden_layers(reader, page)
+    own = (blob, password, page) if shown is None else (shown, None, 0)
+    with _opened(*own[:2]) as document, _page(document, own[2]) as opened:
+        _turn_to_text(opened, page)
+        with _text_of(opened, page) as text:
+            yield {"text": _visible(text, _seen_box(opened))}, None
+
+
+@contextmanager
+def _text_of(page: Any, index: int) -> Iterator[Any]:
+    """Opens the text of a page. Raises MediaError."""
+    text = raw.FPDFText_LoadPage(page)
+    if not text:
+        raise MediaError(f"the text of page {index + 1} cannot be read; its content is damaged")
+    try:
+        yield text
+    finally:
+        raw.FPDFText_ClosePage(text)
+
+
+def _turn_to_text(page: Any, index: int) -> None:
+    """Turns a page so that most of its text runs from left to right: PDFium puts lines in order as
+    they stand on the page, which for lines that run down or up is the wrong order."""
+    quarters = [0, 0, 0, 0]
+    with _text_of(page, index) as text:
+        for place in range(min(MAX_TURNS, raw.FPDFText_CountChars(text))):
+            if raw.FPDFText_IsGenerated(text, place) == 0:
+                angle = raw.FPDFText_GetCharAngle(text, place)  # in radians, against the clock
+                quarters[round(angle * 2 / math.pi) % 4] += angle >= 0
+    raw.FPDFPage_SetRotation(page, max(range(4), key=quarters.__getitem__))
 
 
 def _check_whole(blob: bytes, password: str | None, page: int) -> None:
@@ -261,10 +287,38 @@ def _filters(picture: Any) -> Iterator[bytes]:
         yield name.value
 
 
-def _all_text(text: Any) -> str:
-    """Returns the characters of a page, with plain line ends."""
-    count = min(max(0, raw.FPDFText_CountChars(text)), MAX_TEXT)
-    buffer = (ctypes.c_ushort * (2 * count + 1))()
-    written = raw.FPDFText_GetText(text, 0, count, buffer)
-    found = bytes(buffer)[: 2 * max(0, written - 1)].decode("utf-16-le", errors="replace")
-    return found.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+def _seen_box(page: Any) -> tuple[float, float, float, float]:
+    """Returns left, bottom, right and top of what is drawn of a page, in its own points."""
+    box = raw.FS_RECTF()
+    raw.FPDF_GetPageBoundingBox(page, ctypes.byref(box))
+    return box.left, box.bottom, box.right, box.top
+
+
+def _visible(text: Any, box: tuple[float, float, float, float]) -> str:
+    """Returns the characters of a page whose middle lies in a box, with plain line ends. A hyphen
+    that ends a line stays, with its line end: whether it belongs to the word nobody can know."""
+    found: list[str] = []
+    for place in range(min(raw.FPDFText_CountChars(text), MAX_TEXT)):
+        code = raw.FPDFText_GetUnicode(text, place)
+        if raw.FPDFText_IsGenerated(text, place) == 1 or _is_inside(text, place, box):
+            found.append("-\n" if raw.FPDFText_IsHyphen(text, place) == 1 else _shown(code))
+    joined = "".join(found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    lines = joined.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join(line for line in lines if line.strip())
+
+
+def _is_inside(text: Any, place: int, box: tuple[float, float, float, float]) -> bool:
+    left, right, bottom, top = (ctypes.c_double() for _ in range(4))
+    sides = map(ctypes.byref, (left, right, bottom, top))
+    if not raw.FPDFText_GetCharBox(text, place, *sides):
+        return True
+    x, y = (left.value + right.value) / 2, (bottom.value + top.value) / 2
+    return box[0] <= x <= box[2] and box[1] <= y <= box[3]
+
+
+def _shown(code: int) -> str:
+    """Returns a character, "" for one that is none: a control but tabs and line ends, and what
+    Unicode keeps free of characters."""
+    is_control = code < 32 and code not in (9, 10, 13)
+    is_none = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF or code > 0x10FFFF
+    return "" if is_control or is_none else chr(code)

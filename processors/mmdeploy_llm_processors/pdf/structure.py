@@ -14,6 +14,8 @@ from typing import Any
 
 from PIL import Image
 
+from .layers import Hiding, Layers
+
 try:
     import pypdf
     from pypdf import generic
@@ -389,3 +391,27 @@ def _bits_of_pixel(stream: Any) -> int:
     if name == "/DeviceN":
         return bits * len(space[1].get_object())
     return bits * CHANNELS.get(name, 0)
+
+
+def without_hidden_layers(reader: Any, index: int) -> bytes | None:
+    """Returns a document of one page without the texts of its layers that are off, None for one of
+    a document without layers. index: of the page, from 0."""
+    try:
+        layers = Layers.of(reader.root_object)
+        page = None if layers is None else _page_at(_pages(reader), index, 0)
+        if layers is None or not isinstance(page, dict) or "/Contents" not in page:
+            return None
+        own = pypdf.PageObject(reader, page.indirect_reference)
+        own.update(page)
+        for name in ("/Resources", "/MediaBox", "/CropBox", "/Rotate"):  # of its lists, too
+            if name not in own and (found := _inherited(page, name)) is not None:
+                own[generic.NameObject(name)] = found
+        hiding = Hiding(layers, pypdf, reader, set())
+        content = hiding.hidden(page["/Contents"], _inherited(page, "/Resources"), 0)
+        own[generic.NameObject("/Contents")] = content
+        writer, out = pypdf.PdfWriter(), io.BytesIO()
+        writer.add_page(own, excluded_keys=("/Annots", "/B", "/StructParents"))
+        writer.write(out)
+        return out.getvalue()
+    except Exception:  # see open_reader
+        return None
