@@ -73,10 +73,16 @@ def _described(document: Any, count: int, pages: str | None) -> dict[str, Any]:
 
 
 def draw(
-    blob: bytes, limits: Mapping[str, Any], password: str | None, page: int, size: tuple[int, int]
+    blob: bytes,
+    limits: Mapping[str, Any],
+    password: str | None,
+    page: int,
+    size: tuple[int, int],
+    turn: int = 0,
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Yields a page on white, uint8 [height, width, 3], with its annotations and what its forms
-    hold. page: its index. size: (width, height) in pixels."""
+    hold. page: its index. size: (width, height) in pixels, after it is turned by `turn` degrees
+    clockwise."""
     width, height = size
     if width * height > limits["max_pixels"]:
         raise MediaLimitError(
@@ -89,7 +95,7 @@ def draw(
         _page(document, page) as opened,
     ):
         raw.FORM_OnAfterLoadPage(opened, forms)
-        pixels = _drawn(opened, forms, width, height)
+        pixels = _drawn(opened, forms, width, height, turn)
         is_blank = bool(pixels.min() == 255)
         if _has_lost_picture(opened, is_blank):
             what = "blank" if is_blank else "not whole"
@@ -242,14 +248,14 @@ def _forms(document: Any) -> Iterator[Any]:
             raw.FPDFDOC_ExitFormFillEnvironment(forms)
 
 
-def _drawn(page: Any, forms: Any, width: int, height: int) -> np.ndarray:
+def _drawn(page: Any, forms: Any, width: int, height: int, turn: int) -> np.ndarray:
     """Draws a page onto a bitmap of its own, whose rows may be longer than `width`."""
     bitmap = raw.FPDFBitmap_CreateEx(width, height, raw.FPDFBitmap_BGRx, None, 0)
     if not bitmap:
         raise MemoryError
     try:
         raw.FPDFBitmap_FillRect(bitmap, 0, 0, width, height, WHITE)
-        at = (0, 0, width, height, 0, raw.FPDF_ANNOT)
+        at = (0, 0, width, height, turn // 90, raw.FPDF_ANNOT)
         raw.FPDF_RenderPageBitmap(bitmap, page, *at)
         if forms:
             raw.FPDF_FFLDraw(forms, bitmap, page, *at)

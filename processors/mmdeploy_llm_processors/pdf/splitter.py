@@ -18,6 +18,7 @@ LIBRARY = "mmdeploy_llm_processors.pdf.library"
 POINTS = 72  # of an inch
 DPI = 200  # where the model's budget does not ask for less
 MAX_DPI = 2400
+TURNS = (0, 90, 180, 270)
 MOST_PIXELS = 2**24  # of a page whose dpi nobody has given
 
 
@@ -27,17 +28,19 @@ class PDFOptions:
 
     pages: such as "1-5,8,-1"; None: all. password: of an encrypted one. dpi: pixels of an inch at
         most, of which a model may see fewer. longest_side: pixels of a page's longer side at most.
+        turn: degrees clockwise by which pages are turned after that.
     """
 
     pages: str | None = None
     password: str | None = None
     dpi: float | None = None
     longest_side: int | None = None
+    turn: int = 0
 
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> PDFOptions:
         """Reads options. Raises MediaError for unknown names and wrong values."""
-        names = ("pages", "password", "dpi", "longest_side")
+        names = ("pages", "password", "dpi", "longest_side", "turn")
         for name in options:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1)
@@ -54,6 +57,8 @@ class PDFOptions:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not 1 <= value <= most:
                 raise MediaError(f"{name} of a pdf must be from 1 to {most}, got {value!r:.40}")
+        if values.get("turn", 0) not in TURNS:
+            raise MediaError(f"turn of a pdf must be 0, 90, 180 or 270, got {values['turn']!r:.40}")
         if "longest_side" in values:
             values["longest_side"] = int(values["longest_side"])
         return cls(**values)
@@ -65,7 +70,8 @@ class PDFOptions:
             scale = min(scale, (MOST_PIXELS / (width * height)) ** 0.5)
         if self.longest_side is not None:
             scale = min(scale, self.longest_side / max(width, height))
-        return max(1, round(width * scale)), max(1, round(height * scale))
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        return size if self.turn % 180 == 0 else size[::-1]
 
 
 class PDFSplitter(MediaSplitter):
@@ -76,7 +82,7 @@ class PDFSplitter(MediaSplitter):
     markers = ("<|pdf|>",)
     part_name = "page"
     range_option = "pages"
-    drawing_options = ("dpi", "longest_side", "password")
+    drawing_options = ("dpi", "longest_side", "password", "turn")
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._workers = Workers()
@@ -119,12 +125,14 @@ class _Document:
 
 
 class PageDrawing(Drawing):
-    """A page of a document. index: from 0."""
+    """A page of a document. index: from 0. turn: see PDFOptions. size: of the turned page."""
 
-    def __init__(self, document: _Document, index: int, size: tuple[int, int]) -> None:
-        self._document, self.index = document, index
+    def __init__(
+        self, document: _Document, index: int, size: tuple[int, int], turn: int = 0
+    ) -> None:
+        self._document, self.index, self._turn = document, index, turn
         self.size = size
-        self.digest = f"{document.digest} {index}"
+        self.digest = f"{document.digest} {index}{f' turned {turn}' if turn else ''}"
 
     def draw(self, size: tuple[int, int], limits: MediaLimits) -> np.ndarray:
         """See Drawing. Raises MediaError for a page that is damaged."""
@@ -136,6 +144,7 @@ class PageDrawing(Drawing):
             password=own.password,
             page=self.index,
             size=list(size),
+            turn=self._turn,
         )
         assert pixels is not None, "draw yields pixels"
         return pixels
@@ -175,7 +184,8 @@ class Pages(PageParts):
         index, (width, height) = self.indexes[place], self._sizes[place]
         if not (width > 0 and height > 0):
             raise MediaError(f"page {index + 1} cannot be read; its object is damaged")
-        source = PageDrawing(self._document, index, self._options.size(width, height))
+        size, turn = self._options.size(width, height), self._options.turn
+        source = PageDrawing(self._document, index, size, turn)
         return SplitPart(source=source, label=self.label(place))
 
     def text(self, place: int) -> str:
