@@ -83,6 +83,14 @@ LOST = {
     "content missing": (page_pdf(None), r"content \(object 5\) is missing"),
     "content null": (page_pdf(b"null"), r"content \(object 5\) is missing"),
     "content hex": (page_pdf(stream(b"zz!", b"/Filter /ASCIIHexDecode")), r"object 5\) is damaged"),
+    "content in another's place": (
+        page_pdf(stream(DRAWING)).replace(b"5 0 obj", b"9 0 obj"),
+        r"content \(object 5\) is missing",
+    ),
+    "picture in another's place": (
+        scan(picture(JPEG)).replace(b"6 0 obj", b"9 0 obj"),
+        r"/I \(object 6\) is missing",
+    ),
     "one content of two": (
         page_pdf(b"[6 0 R 7 0 R]", {6: stream(DRAWING)}),
         r"content \(object 7\) is missing",
@@ -151,6 +159,9 @@ WHOLE = {
     "words that look like a name": page_pdf(stream(b"BT /F1 9 Tf (see /K Do it) Tj ET")),
     "lost but not drawn": page_pdf(stream(DRAWING)),
     "jpeg": scan(picture(JPEG)),
+    "bytes before the document": b"junk\r\n" * 50 + scan(picture(JPEG)),
+    "without a table": scan(picture(JPEG)).replace(b"startxref", b"startxxxx"),
+    "with a wrong table": scan(picture(JPEG)).replace(b"%PDF-1.7\n", b"%PDF-1.7\n%a comment\n"),
     "jpeg progressive": scan(picture(PROGRESSIVE)),
     "jpeg without its last marker": scan(picture(JPEG[:-2])),
     "jpeg with bytes after it": scan(picture(JPEG + b"\r\n\0\0")),

@@ -26,41 +26,41 @@ class Layers:
             return None
         named = root["/OCProperties"].get_object()
         config = named.get("/D", {}).get_object() if "/D" in named else {}
-        is_on = config.get("/BaseState") != "/OFF"
-        groups = {own.idnum: own for own in named.get("/OCGs", ())}
+        groups: dict[int, Any] = {own.idnum: own for own in named.get("/OCGs", ())}
+        is_on: bool = config.get("/BaseState") != "/OFF"
         found = dict.fromkeys(groups, is_on)
         for name, state in (("/ON", True), ("/OFF", False)):
             found |= {own.idnum: state for own in config.get(name, ())}
         for number, own in groups.items():
-            usage = own.get_object().get("/Usage", {})
-            view = usage.get_object().get("/View", {}) if usage else {}
-            state = view.get_object().get("/ViewState") if view else None
-            if state is not None:
-                found[number] = state != "/OFF"
+            usage: Any = own.get_object().get("/Usage")
+            view: Any = None if usage is None else usage.get_object().get("/View")
+            shown = None if view is None else view.get_object().get("/ViewState")
+            if shown is not None:
+                found[number] = shown != "/OFF"
         return cls(on=found)
 
     def shows(self, given: Any, depth: int = 0) -> bool:
         """Returns whether what belongs to a layer, or to a rule about several, is drawn."""
-        own = given.get_object()
+        own: Any = given.get_object()
         if not isinstance(own, dict) or depth > MAX_DEPTH:
             return True
-        if own.get("/Type") != "/OCMD":
+        rule: Any = own
+        if rule.get("/Type") != "/OCMD":
             return self.on.get(getattr(given, "idnum", None) or _number(own), True)
-        if "/VE" in own:
-            return self._holds(own["/VE"].get_object(), depth + 1)
-        groups = own.raw_get("/OCGs") if "/OCGs" in own else None
+        if "/VE" in rule:
+            return self._holds(rule["/VE"].get_object(), depth + 1)
+        groups = rule.raw_get("/OCGs") if "/OCGs" in rule else None
         inner = [] if groups is None else groups.get_object()
         if not isinstance(inner, list):  # to PDFium a rule about one layer is the layer
             return self.shows(groups, depth + 1)
         states = [self.shows(each, depth + 1) for each in inner]
-        rule = str(own.get("/P", "/AnyOn"))
         if not states:
             return True
         return {
             "/AllOn": all(states),
             "/AnyOff": not all(states),
             "/AllOff": not any(states),
-        }.get(rule, any(states))
+        }.get(str(rule.get("/P")), any(states))
 
     def _holds(self, expression: Any, depth: int) -> bool:
         """Returns what an expression of layers says."""
@@ -78,9 +78,9 @@ class Layers:
         return any(states) if rule == "/Or" else all(states)
 
 
-def _number(own: Any) -> int | None:
-    reference = getattr(own, "indirect_reference", None)
-    return None if reference is None else reference.idnum
+def _number(own: Any) -> int:
+    """Returns the number of an object, 0 for one that stands in another."""
+    return int(getattr(getattr(own, "indirect_reference", None), "idnum", 0))
 
 
 @dataclass(frozen=True, slots=True)

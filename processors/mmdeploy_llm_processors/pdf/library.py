@@ -155,7 +155,7 @@ def _check_whole(blob: bytes, password: str | None, page: int) -> None:
 @contextmanager
 def _opened(blob: bytes, password: str | None) -> Iterator[Any]:
     """Opens a document. Raises MediaError for one that is broken or needs another password."""
-    if raw is None or structure.pypdf is None:
+    if raw is None or not structure.is_installed():
         raise UnsupportedMediaError(NOT_INSTALLED)
     if not blob:
         raise MediaError("the pdf is empty (0 bytes)")

@@ -1,5 +1,5 @@
-"""What a PDF asks for, read by pypdf: its list of pages, and the objects that a page draws. PDFium
-draws what it finds and says nothing of the rest. Runs in the worker processes of isolation only;
+"""Reads, by pypdf, what a PDF asks for: its lists of pages, and the objects that a page draws.
+PDFium draws what it finds and says nothing of the rest. Runs in the worker processes of isolation only;
 the one file that imports pypdf."""
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ CUT, DAMAGED, MISSING = "is cut off", "is damaged", "is missing or cannot be rea
 
 class Lost(Exception):
     """Says how a stream has lost data: "is cut off"."""
+
+
+def is_installed() -> bool:
+    """Returns whether pypdf is there."""
+    return pypdf is not None
 
 
 def open_reader(blob: bytes, password: str | None) -> Any:
@@ -185,13 +190,13 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What streams draw. seen: objects that were followed."""
+    """Follows what streams draw. seen: objects that were followed."""
 
     seen: set[int]
 
     def losses(self, content: bytes, resources: Any, depth: int) -> Iterator[str]:
         """Yields what is lost of the pictures and forms that a content stream draws."""
-        objects = resources.get("/XObject") if isinstance(resources, dict) else None
+        objects: Any = resources.get("/XObject") if isinstance(resources, dict) else None
         objects = objects.get_object() if objects is not None else None
         objects = objects if isinstance(objects, dict) else {}
         without: bytes | None = None
@@ -230,11 +235,24 @@ def _byte(match: re.Match[bytes]) -> bytes:
 
 
 def _object(given: Any) -> Any:
-    """Returns an object, None for one that cannot be read."""
+    """Returns an object, None for one that cannot be read, or in whose place stands another:
+    pypdf takes that one, PDFium none."""
     try:
-        return given.get_object()
+        return None if _is_another(given) else given.get_object()
     except Exception:  # see open_reader
         return None
+
+
+def _is_another(given: Any) -> bool:
+    """Returns whether an object with another number stands where the table says."""
+    if not isinstance(given, generic.IndirectObject):
+        return False
+    place = given.pdf.xref.get(given.generation, {}).get(given.idnum)
+    if place is None:
+        return False  # in an object stream, or nowhere
+    head = bytes(given.pdf.stream.getbuffer()[place : place + 40])
+    match = re.match(rb"\s*(\d+)\s+\d+\s+obj", head)
+    return match is not None and int(match[1]) != given.idnum
 
 
 def _number(given: Any) -> str:
@@ -398,10 +416,10 @@ def without_hidden_layers(reader: Any, index: int) -> bytes | None:
     a document without layers. index: of the page, from 0."""
     try:
         layers = Layers.of(reader.root_object)
-        page = None if layers is None else _page_at(_pages(reader), index, 0)
+        page: Any = None if layers is None else _page_at(_pages(reader), index, 0)
         if layers is None or not isinstance(page, dict) or "/Contents" not in page:
             return None
-        own = pypdf.PageObject(reader, page.indirect_reference)
+        own = pypdf.PageObject(reader, getattr(page, "indirect_reference", None))
         own.update(page)
         for name in ("/Resources", "/MediaBox", "/CropBox", "/Rotate"):  # of its lists, too
             if name not in own and (found := _inherited(page, name)) is not None:
