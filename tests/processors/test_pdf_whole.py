@@ -34,6 +34,21 @@ def encoded(form, **options):
 JPEG, PROGRESSIVE = encoded("JPEG"), encoded("JPEG", progressive=True)
 
 
+def fax():
+    """Returns a picture of two colours in the fax code of group 4, as libtiff writes it."""
+    out = io.BytesIO()
+    Image.fromarray(NOISE[:, :, 0] > 128).save(
+        out, "TIFF", compression="group4", tiffinfo={278: 64}
+    )
+    with Image.open(out) as image:
+        (begin,), (size,) = image.tag_v2[273], image.tag_v2[279]
+    return out.getvalue()[begin : begin + size]
+
+
+FAX = fax()
+FAX_OPTIONS = b"/ColorSpace /DeviceGray /BitsPerComponent 1 /DecodeParms << /K -1 /Columns 64 >>"
+
+
 def flate(data):
     return stream(data, b"/Filter /FlateDecode")
 
@@ -127,6 +142,14 @@ LOST = {
     ),
     "jpeg 2000 none": (scan(picture(b"nonsense" * 9, b"/JPXDecode")), "picture"),
     "jbig2 none": (scan(picture(b"nonsense" * 9, b"/JBIG2Decode", GRAY)), "picture"),
+    "fax half": (
+        scan(picture(FAX[: len(FAX) // 2], b"/CCITTFaxDecode", FAX_OPTIONS)),
+        r"/I \(object 6\) is cut off",
+    ),
+    "fax nearly whole": (
+        scan(picture(FAX[:-60], b"/CCF", FAX_OPTIONS)),
+        r"/I \(object 6\) is cut off",
+    ),
     "in a form": (
         page_pdf(stream(b"/I Do" + FOOTER), {6: form(b"q 9 0 0 9 0 0 cm /J Do Q")}),
         r"/J \(object 7\) is missing",
@@ -178,6 +201,8 @@ WHOLE = {
         )
     ),
     "mask": scan(picture(zlib.compress(bytes(8 * 64)), b"/FlateDecode", b"/ImageMask true")),
+    "fax": scan(picture(FAX, b"/CCITTFaxDecode", FAX_OPTIONS)),
+    "fax without its end": scan(picture(FAX[:-3], b"/CCITTFaxDecode", FAX_OPTIONS)),
     "palette": scan(
         picture(
             zlib.compress(bytes(32 * 64)),

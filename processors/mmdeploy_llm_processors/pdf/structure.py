@@ -1,12 +1,14 @@
 """Reads, by pypdf, what a PDF asks for: its lists of pages, and the objects that a page draws.
-PDFium draws what it finds and says nothing of the rest. Runs in the worker processes of isolation only;
-the one file that imports pypdf."""
+PDFium draws what it finds and says nothing of the rest. Runs in the worker processes of isolation
+only; the one file that imports pypdf.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
 import re
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ BYTE_FILTERS = ("/ASCIIHexDecode", "/ASCII85Decode", "/LZWDecode", "/RunLengthDe
 PICTURE_FILTERS = ("/DCTDecode", "/JPXDecode", "/CCITTFaxDecode", "/JBIG2Decode")
 CHANNELS = {"/DeviceRGB": 3, "/CalRGB": 3, "/Lab": 3, "/DeviceCMYK": 4}
 CHANNELS |= dict.fromkeys(("/DeviceGray", "/CalGray", "/Indexed", "/Separation"), 1)
+MORE = b"\x5a" * 512  # after a picture that may lack its end
+FAX_END = "000000000001" * 2
 CUT, DAMAGED, MISSING = "is cut off", "is damaged", "is missing or cannot be read"
 
 
@@ -363,6 +367,8 @@ def _check_picture(stream: Any) -> None:
         _check_jpeg(data)
     elif kind == "/JPXDecode" and data.rfind(b"\xff\xd9") < data.find(b"\xff\x4f\xff\x51"):
         raise Lost(CUT)  # without its last marker
+    elif kind == "/CCITTFaxDecode":
+        _check_fax(data, _filters(stream)[-1][1], width, height)
 
 
 def _rows(stream: Any, most: int) -> bytes:
@@ -381,16 +387,42 @@ def _check_jpeg(data: bytes) -> None:
         raise Lost(DAMAGED)
     if data.rfind(b"\xff\xd9") > data.rfind(b"\xff\xda") >= 0:
         return
+    _check_end("JPEG", data + b"\xff\xd9", data + MORE + b"\xff\xd9")
+
+
+def _check_fax(data: bytes, params: Any, width: int, height: int) -> None:
+    """Raises Lost for a picture in the fax code of group 4 that ends before its last row. One with
+    the mark of an end is believed, others are tried as JPEG files are; other fax codes are not."""
+    own = params if isinstance(params, dict) else {}
+    is_group_4 = int(own.get("/K", 0)) < 0 and not own.get("/EncodedByteAlign", False)
+    bits = "".join(f"{byte:08b}" for byte in data.rstrip(b"\0\r\n")[-6:])
+    if not is_group_4 or FAX_END in bits + "0" * 8:
+        return
+    size = int(own.get("/Columns", 1728)), height or int(own.get("/Rows", 0))
+    _check_end("TIFF", *(_fax_file(data + more, size) for more in (b"", MORE)))
+
+
+def _fax_file(data: bytes, size: tuple[int, int]) -> bytes:
+    """Returns a TIFF file of one strip in the fax code of group 4."""
+    width, height = size
+    values = {256: width, 257: height, 258: 1, 259: 4, 262: 0, 273: 8, 278: height, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    head = struct.pack("<2sHI", b"II", 42, 8 + len(data))
+    return head + data + struct.pack("<H", len(values)) + entries + bytes(4)
+
+
+def _check_end(form: str, plain: bytes, with_more: bytes) -> None:
+    """Raises Lost for a picture file that is other pixels with more bytes at its end."""
     try:
-        found = [_pixels(data + more + b"\xff\xd9") for more in (b"", b"\x5a" * 512)]
+        found = [_pixels(form, data) for data in (plain, with_more)]
     except Exception as error:  # codecs raise anything
         raise Lost(CUT) from error
     if found[0] != found[1]:
         raise Lost(CUT)
 
 
-def _pixels(data: bytes) -> bytes:
-    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+def _pixels(form: str, data: bytes) -> bytes:
+    with Image.open(io.BytesIO(data), formats=[form]) as image:
         return image.tobytes()
 
 
