@@ -172,6 +172,8 @@ WHOLE = {
     "blank and packed": page_pdf(flate(b"")),
     "blank with a comment": page_pdf(stream(b"% nothing (here\n")),
     "without content": page_pdf(stream(b"")).replace(b"/Contents 5 0 R", b"/Content_ 5 0 R"),
+    "null as content": page_pdf(stream(b"")).replace(b"/Contents 5 0 R", b"/Contents null "),
+    "no parts": page_pdf(stream(b"")).replace(b"/Contents 5 0 R", b"/Contents [   ]"),
     "content packed": page_pdf(flate(PACKED)),
     "content without checksum": page_pdf(flate(PACKED[:-4])),
     "content with a wrong checksum": page_pdf(flate(PACKED[:-4] + b"abcd")),

@@ -181,6 +181,8 @@ class _Page:
         if "/Contents" not in self.page:
             return
         contents = self.page.raw_get("/Contents")
+        if isinstance(contents, generic.NullObject):
+            return
         own, found = _object(contents), bytearray()
         for part in own if isinstance(own, list) else (contents,):
             try:
