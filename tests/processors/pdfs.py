@@ -95,3 +95,63 @@ def _rc4(key: bytes, data: bytes) -> bytes:
         state[i], state[j] = state[j], state[i]
         out.append(value ^ state[(state[i] + state[j]) % 256])
     return bytes(out)
+
+
+def listed_pdf(count: int, *, says: int, nested: bool = False, packed: bool = False) -> bytes:
+    """Returns a document of `count` pages, whose list says another number. nested: pages stand in
+    two lists of the list, which say wrong numbers too. packed: all but the pages' contents stand
+    in an object stream, with a stream of places."""
+    objects = {
+        1: b"<< /Type /Catalog /Pages 2 0 R >>",
+        3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    }
+    pages = [6 + 2 * index for index in range(count)]
+    parents = {page: 2 for page in pages}
+    if nested:
+        half = (count + 1) // 2
+        for number, own in ((4, pages[:half]), (5, pages[half:])):
+            kids = b" ".join(b"%d 0 R" % page for page in own)
+            objects[number] = (
+                b"<< /Type /Pages /Parent 2 0 R /Kids [%b] /Count 1 /MediaBox [0 0 200 100] >>"
+                % kids
+            )
+            parents |= dict.fromkeys(own, number)
+    kids = b"4 0 R 5 0 R" if nested else b" ".join(b"%d 0 R" % page for page in pages)
+    objects[2] = b"<< /Type /Pages /Kids [%b] /Count %d >>" % (kids, says)
+    for index, page in enumerate(pages):
+        box = b"" if nested else b"/MediaBox [0 0 200 100]"
+        objects[page] = (
+            b"<< /Type /Page /Parent %d 0 R %b /Contents %d 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> >>" % (parents[page], box, page + 1)
+        )
+        shown = b"BT /F1 12 Tf 30 60 Td (page %d) Tj ET" % (index + 1)
+        objects[page + 1] = stream(shown)
+    return _packed_pdf(objects) if packed else write_pdf(objects)
+
+
+def _packed_pdf(objects: Mapping[int, bytes]) -> bytes:
+    """Returns a file whose objects, but its streams, stand in an object stream."""
+    inner = {number: own for number, own in objects.items() if b"stream\n" not in own}
+    outer = {number: own for number, own in objects.items() if number not in inner}
+    head, body = b"", b""
+    for number, own in inner.items():
+        head += b"%d %d " % (number, len(body))
+        body += own + b" "
+    holder, table = max(objects) + 1, max(objects) + 2
+    outer[holder] = stream(head + body, b"/Type /ObjStm /N %d /First %d" % (len(inner), len(head)))
+    out, places = bytearray(b"%PDF-1.7\n"), {}
+    for number, content in outer.items():
+        places[number] = len(out)
+        out += b"%d 0 obj\n%b\nendobj\n" % (number, content)
+    places[table] = start = len(out)
+    rows = b""
+    for number in range(table + 1):
+        if number in places:
+            rows += struct.pack(">BIH", 1, places[number], 0)
+        elif number in inner:
+            rows += struct.pack(">BIH", 2, holder, list(inner).index(number))
+        else:
+            rows += struct.pack(">BIH", 0, 0, 65535)
+    named = b"/Type /XRef /Size %d /W [1 4 2] /Root 1 0 R" % (table + 1)
+    out += b"%d 0 obj\n%b\nendobj\nstartxref\n%d\n%%%%EOF\n" % (table, stream(rows, named), start)
+    return bytes(out)

@@ -233,3 +233,19 @@ def test_page_ranges(text, pages):
             parse_pages(text, 10)
     else:
         assert [index + 1 for index in parse_pages(text, 10)] == pages
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+@pytest.mark.parametrize("rotate", [0, 90])
+def test_pages_are_turned_as_asked(splitter, turn, rotate):
+    blob = simple_pdf(page=b"/Rotate %d" % rotate)
+    [plain] = splitter.split(blob, {"dpi": 72}, LIMITS)
+    [page] = splitter.split(blob, {"dpi": 72, "turn": turn}, LIMITS)
+    expected = np.rot90(pixels_of(plain), -turn // 90)
+    found = pixels_of(page)
+    assert (page.source.size, found.shape) == (expected.shape[1::-1], expected.shape)
+    # Letters are drawn for their new direction, so that single pixels at their edges differ.
+    assert np.abs(found.astype(int) - expected).mean() < 3
+    assert (turn == 0) == (page.source.digest == plain.source.digest)
+    with pytest.raises(MediaError, match="turn of a pdf must be 0, 90, 180 or 270"):
+        splitter.split(blob, {"turn": 45}, LIMITS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import KindTable, MediaLimits, MediaSplitter, PluginManager, SplitPart
+from mmdeploy_llm.media import ImageDecoder
 from mmdeploy_llm.media.loading.reader import media_limits
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.values.closing import Closing
@@ -16,7 +17,7 @@ from mmdeploy_llm.values.options.config import EngineConfig
 if TYPE_CHECKING:
     from mmdeploy_llm.engine.startup.model_files import ModelFiles
 
-IMAGE = "image"
+IMAGE, TURN = "image", "turn"
 
 
 @runtime_checkable
@@ -25,6 +26,13 @@ class HasText(Protocol):
 
     def text(self, place: int) -> str:
         """Returns the text that the document itself holds for a part, "" for none."""
+
+
+@runtime_checkable
+class HasNotes(Protocol):
+    """Parts of a document of which there is something to tell."""
+
+    notes: Sequence[str]
 
 
 class Documents(Closing):
@@ -43,6 +51,7 @@ class Documents(Closing):
         self._plugins, self.table, self._splitters = plugins, kinds, splitters
         self._limits = limits
         self._last: tuple[object, Sequence[SplitPart]] | None = None
+        self._decoder = ImageDecoder()
 
     @classmethod
     def of(
@@ -90,6 +99,12 @@ class Documents(Closing):
         """Returns the number of pages of a document. Raises MediaError and its subclasses."""
         return len(self._opened(kind, path, options))
 
+    def notes(self, kind: str, path: str, options: Mapping[str, Any]) -> Sequence[str]:
+        """Returns what a reader should know of a document, such as a number of pages that is a lie.
+        Raises MediaError and its subclasses."""
+        pages = self._opened(kind, path, options)
+        return pages.notes if isinstance(pages, HasNotes) else ()
+
     def size(self, kind: str, path: str, index: int, options: Mapping[str, Any]) -> tuple[int, int]:
         """Returns the pixels, width and height, at which a page is drawn. Raises MediaError and its
         subclasses."""
@@ -101,6 +116,34 @@ class Documents(Closing):
         subclasses."""
         pages = self._opened(kind, path, options)
         return pages.text(index) if isinstance(pages, HasText) else ""
+
+    def picture(
+        self,
+        kind: str,
+        path: str,
+        index: int | None,
+        options: Mapping[str, Any],
+        short_side: int | None = None,
+    ) -> Any:
+        """Returns a page as an RGB picture. index: None for a picture, which is one page.
+        short_side: pixels of its shorter side at least, where fewer are enough; None: all. Raises
+        MediaError and its subclasses."""
+        if index is None:
+            ref = MediaRef(kind=kind, uri=path)
+            source: Any = self._plugins.fetch_media(ref, self._limits)
+        else:
+            source = self._opened(kind, path, options)[index].source
+
+        def small(height: int, width: int) -> tuple[int, int]:
+            scale = 1.0 if short_side is None else min(1.0, short_side / min(height, width))
+            return max(1, round(height * scale)), max(1, round(width * scale))
+
+        wanted = None if short_side is None else small
+        return self._decoder.decode(source, self._limits, wanted, fit=wanted).image
+
+    def can_turn(self, kind: str) -> bool:
+        """Returns whether a page of such a document, or a picture, can be turned."""
+        return kind == IMAGE or TURN in self._splitters[kind].drawing_options
 
     def whole_text(self, kind: str, path: str, options: Mapping[str, Any], most: int) -> str:
         """Returns the text of a document, page by page until it has more than `most` characters; ""
@@ -118,6 +161,7 @@ class Documents(Closing):
 
     def close(self) -> None:
         """Ends the processes of the splitters."""
+        self._decoder.close()
         for splitter in self._splitters.values():
             splitter.close()
 

@@ -41,6 +41,9 @@ class PageFile(FoundFile):
         return document if self.index is None else f"{document}{PAGE_MARK}{self.index + 1}"
 
 
+MAX_TOLD = 20  # notes on documents
+
+
 def counted(num: int, noun: str) -> str:
     """Returns a number with its noun: "1 page", "2 pages"."""
     return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
@@ -71,17 +74,19 @@ def find_pages(
         parse_pages(pages, 1, is_strict=False)
     found: list[PageFile] = []
     counts: dict[str, int] = {}
-    without, whole, unread = 0, Counter[str](), dict[str, None]()
+    without, whole, unread, told = 0, Counter[str](), dict[str, None](), list[str]()
     for file in files:
         try:
             is_paged = documents.is_paged(file.kind)
             count = documents.count(file.kind, file.path, options) if is_paged else 0
+            own_notes = documents.notes(file.kind, file.path, options) if is_paged else ()
         except RequestError as error:
             found.append(PageFile(place=file.place, kind=file.kind, error=error))
             if isinstance(error, UnsupportedMediaError):  # a library is missing, for all of them
                 unread[str(error)] = None
             continue
         counts[file.path] = count
+        told += [f"{file.path}: {note}" for note in own_notes]
         whole[file.kind] += file.kind in documents.split_kinds and not is_paged
         own = list(_pages_of(file, count, pages if file.kind in kinds else None))
         without += not own
@@ -91,6 +96,9 @@ def find_pages(
         words = "document has" if without == 1 else "documents have"
         notes.append(f"{without} {words} none of the pages {pages}")
     notes += unread
+    notes += told[:MAX_TOLD]
+    if len(told) > MAX_TOLD:
+        notes.append(f"and {len(told) - MAX_TOLD} more notes on documents")
     notes += [
         f"{num} {kind} asked about whole: its plugin has no option that chooses a part"
         for kind, num in whole.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmdeploy_llm.batch.file_source import Fate, FileSource
 from mmdeploy_llm.batch.items import MAX_QUESTION
@@ -18,19 +18,25 @@ from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item, Media
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
+from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.values.params import SamplingParams
 
-from .documents import Documents
+from .documents import TURN, Documents
 from .pages import FoundPages, PageFile, counted
 
+if TYPE_CHECKING:
+    from mmdeploy_llm.media.documents.upright import UprightFinder
+
 SIZES = {"width", "height"}  # names for which a page is opened
+LOOKED_AT = 512  # pixels of a page's shorter side, from which its direction is found
+TURNED, NOTES = "turned", "notes"  # columns of a record: degrees clockwise; what is told of it
 
 
 class PageSource(FileSource):
     """Builds one item per page, and one per file that has no pages; see FileSource.
 
     documents: opens them. options: of documents. kinds: of files that count as documents. more:
-    told after the number of pages.
+    told after the number of pages. finder: finds how pages must be turned; None: none is.
     """
 
     names: ClassVar[tuple[str, ...]] = (SIDECAR, *OF_PAGES)
@@ -46,10 +52,12 @@ class PageSource(FileSource):
         options: Mapping[str, Any],
         kinds: Collection[str],
         more: str = "",
+        finder: UprightFinder | None = None,
         **asked: Any,
     ) -> None:
         self._pages, self._documents, self._options = pages, documents, options
         self._all = found.files
+        self._finder, self._turned = finder, dict[PageFile, int | None]()
         super().__init__(replace(found, files=pages.files), params, selection, **asked)
         files = [file for file in self._files.values() if isinstance(file, PageFile)]
         paged = [file for file in files if file.kind in kinds]
@@ -158,14 +166,20 @@ class PageSource(FileSource):
         )
 
     def _good(self, own: str, file: FoundFile) -> Item:
-        item = super()._good(own, file)
         assert isinstance(file, PageFile)
+        told = self._told_turn(file)
+        item = super()._good(own, file)
         text = item.prompt.messages[-1].text if item.prompt.messages else ""
         return replace(
             item,
             media=(_media(file),),
             question=text[:MAX_QUESTION] or None,
-            columns={"document": document_id(own), "page": file.number, "pages": file.num_pages},
+            columns={
+                "document": document_id(own),
+                "page": file.number,
+                "pages": file.num_pages,
+                **told,
+            },
             size=self._size(file),
         )
 
@@ -178,10 +192,39 @@ class PageSource(FileSource):
 
     def _given(self, file: FoundFile) -> Any:
         assert isinstance(file, PageFile)
-        path = super()._given(file)
+        path, turn = super()._given(file), self._turn_of(file)
         if file.index is None:
-            return path
-        return {file.kind: path, **self._documents.options(file.kind, file.index, self._options)}
+            if not turn:
+                return path
+            from mmdeploy_llm.media.documents.upright import turned_file  # which imports Pillow
+
+            return turned_file(self._documents.picture(file.kind, file.path, None, {}), turn)
+        options = {**self._options, TURN: turn} if turn else self._options
+        return {file.kind: path, **self._documents.options(file.kind, file.index, options)}
+
+    def _turn_of(self, file: PageFile) -> int | None:
+        """Returns the degrees clockwise that make a page upright, None where they are not known."""
+        if self._finder is None or not self._documents.can_turn(file.kind):
+            return None
+        if file not in self._turned:
+            own = (file.kind, file.path, file.index, self._options)
+            try:
+                turn = self._finder.turn_of(self._documents.picture(*own, LOOKED_AT))
+            except RequestError:  # the page's own error comes when it is read
+                turn = None
+            self._turned = {file: turn}  # one at a time: they are asked for in order
+        return self._turned[file]
+
+    def _told_turn(self, file: PageFile) -> dict[str, Any]:
+        """Returns the columns that say how a page was turned."""
+        if self._finder is None:
+            return {}
+        turn = self._turn_of(file)
+        if turn == 0:
+            return {TURNED: 0}
+        unknown = "it is not known whether the page is upright: it stays as it is"
+        note = f"turned by {turn} degrees clockwise to be upright" if turn else unknown
+        return {TURNED: turn, NOTES: note}
 
     def _values(self, file: FoundFile) -> dict[str, Any]:
         assert isinstance(file, PageFile)

@@ -109,6 +109,12 @@ OPTIONAL = (
         install='pip install "mmdeploy-llm[pdf]"',
     ),
     Optional(
+        module="pypdf",
+        package="pypdf",
+        use="finding what pages of PDF documents have lost",
+        install='pip install "mmdeploy-llm[pdf]"',
+    ),
+    Optional(
         module="pillow_heif",
         package="pillow-heif",
         use="HEIF images (.heic)",

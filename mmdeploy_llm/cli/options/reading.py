@@ -74,7 +74,7 @@ class PageOptions(Group):
 
     title: ClassVar[str] = "Input"
 
-    chosen: Annotated[Given, Rows(WishArguments, "pages", "dpi", "password")]
+    chosen: Annotated[Given, Rows(WishArguments, "pages", "dpi", "upright", "password")]
 
     def to_batch(self) -> dict[str, Any]:
         """Returns the pages, with a password that a file has."""

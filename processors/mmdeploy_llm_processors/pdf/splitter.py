@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -18,6 +18,7 @@ LIBRARY = "mmdeploy_llm_processors.pdf.library"
 POINTS = 72  # of an inch
 DPI = 200  # where the model's budget does not ask for less
 MAX_DPI = 2400
+TURNS = (0, 90, 180, 270)
 MOST_PIXELS = 2**24  # of a page whose dpi nobody has given
 
 
@@ -27,17 +28,19 @@ class PDFOptions:
 
     pages: such as "1-5,8,-1"; None: all. password: of an encrypted one. dpi: pixels of an inch at
         most, of which a model may see fewer. longest_side: pixels of a page's longer side at most.
+        turn: degrees clockwise by which pages are turned after that.
     """
 
     pages: str | None = None
     password: str | None = None
     dpi: float | None = None
     longest_side: int | None = None
+    turn: int = 0
 
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> PDFOptions:
         """Reads options. Raises MediaError for unknown names and wrong values."""
-        names = ("pages", "password", "dpi", "longest_side")
+        names = ("pages", "password", "dpi", "longest_side", "turn")
         for name in options:
             if name not in names:
                 near = difflib.get_close_matches(str(name), names, n=1)
@@ -54,6 +57,8 @@ class PDFOptions:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number or not 1 <= value <= most:
                 raise MediaError(f"{name} of a pdf must be from 1 to {most}, got {value!r:.40}")
+        if values.get("turn", 0) not in TURNS:
+            raise MediaError(f"turn of a pdf must be 0, 90, 180 or 270, got {values['turn']!r:.40}")
         if "longest_side" in values:
             values["longest_side"] = int(values["longest_side"])
         return cls(**values)
@@ -65,7 +70,8 @@ class PDFOptions:
             scale = min(scale, (MOST_PIXELS / (width * height)) ** 0.5)
         if self.longest_side is not None:
             scale = min(scale, self.longest_side / max(width, height))
-        return max(1, round(width * scale)), max(1, round(height * scale))
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        return size if self.turn % 180 == 0 else size[::-1]
 
 
 class PDFSplitter(MediaSplitter):
@@ -76,7 +82,7 @@ class PDFSplitter(MediaSplitter):
     markers = ("<|pdf|>",)
     part_name = "page"
     range_option = "pages"
-    drawing_options = ("dpi", "longest_side", "password")
+    drawing_options = ("dpi", "longest_side", "password", "turn")
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._workers = Workers()
@@ -91,18 +97,17 @@ class PDFSplitter(MediaSplitter):
             )
         own, blob = PDFOptions.given(options), bytes(source)
         limits.check_bytes(len(blob), "the pdf")
-        [(found, _)] = self._workers.decode(
+        [(found, mended)] = self._workers.decode(
             f"{LIBRARY}:describe", blob, limits, password=own.password, pages=own.pages
         )
         document = _Document(
             workers=self._workers,
-            blob=blob,
-            password=own.password,
+            blob=blob if mended is None else mended.tobytes(),
+            password=own.password if mended is None else None,
             digest=blake2b(blob, digest_size=20).hexdigest(),
         )
-        return Pages(
-            document, own, tuple(found["indexes"]), tuple(map(tuple, found["sizes"])), limits
-        )
+        sizes = tuple(map(tuple, found["sizes"]))
+        return Pages(document, own, tuple(found["indexes"]), sizes, limits, _notes(found))
 
     def close(self) -> None:
         """Ends the processes that draw."""
@@ -120,12 +125,14 @@ class _Document:
 
 
 class PageDrawing(Drawing):
-    """A page of a document. index: from 0."""
+    """A page of a document. index: from 0. turn: see PDFOptions. size: of the turned page."""
 
-    def __init__(self, document: _Document, index: int, size: tuple[int, int]) -> None:
-        self._document, self.index = document, index
+    def __init__(
+        self, document: _Document, index: int, size: tuple[int, int], turn: int = 0
+    ) -> None:
+        self._document, self.index, self._turn = document, index, turn
         self.size = size
-        self.digest = f"{document.digest} {index}"
+        self.digest = f"{document.digest} {index}{f' turned {turn}' if turn else ''}"
 
     def draw(self, size: tuple[int, int], limits: MediaLimits) -> np.ndarray:
         """See Drawing. Raises MediaError for a page that is damaged."""
@@ -137,6 +144,7 @@ class PageDrawing(Drawing):
             password=own.password,
             page=self.index,
             size=list(size),
+            turn=self._turn,
         )
         assert pixels is not None, "draw yields pixels"
         return pixels
@@ -145,8 +153,17 @@ class PageDrawing(Drawing):
         return f"PageDrawing(page {self.index + 1}, {self.size[0]} x {self.size[1]})"
 
 
+def _notes(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of a document. found: what `describe` yields."""
+    num, said = found["num_pages"], found.get("said")
+    if said is not None:
+        yield f"its lists of pages count {said} and have {num}, all of which are read"
+    elif unread := found.get("unread", 0):
+        yield f"its lists of pages count {num} and have {num + unread}: the last cannot be read"
+
+
 class Pages(PageParts):
-    """The wanted pages of a document. text: of a page."""
+    """The wanted pages of a document. text: of a page. notes: what is told of the document."""
 
     def __init__(
         self,
@@ -155,8 +172,10 @@ class Pages(PageParts):
         indexes: Sequence[int],
         sizes: Sequence[Sequence[float]],
         limits: MediaLimits,
+        notes: Iterable[str] = (),
     ) -> None:
         super().__init__(indexes)
+        self.notes = tuple(notes)
         self._document, self._options = document, options
         self._sizes, self._limits = sizes, limits
 
@@ -165,7 +184,8 @@ class Pages(PageParts):
         index, (width, height) = self.indexes[place], self._sizes[place]
         if not (width > 0 and height > 0):
             raise MediaError(f"page {index + 1} cannot be read; its object is damaged")
-        source = PageDrawing(self._document, index, self._options.size(width, height))
+        size, turn = self._options.size(width, height), self._options.turn
+        source = PageDrawing(self._document, index, size, turn)
         return SplitPart(source=source, label=self.label(place))
 
     def text(self, place: int) -> str:

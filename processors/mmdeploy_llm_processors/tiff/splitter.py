@@ -7,11 +7,12 @@ from typing import Any
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaSplitter, SplitPart
-from mmdeploy_llm.media import PageParts
+from mmdeploy_llm.media import PageParts, decode_image
 from mmdeploy_llm.media.documents.page_ranges import parse_pages
 from mmdeploy_llm.media.image.tiff import pages_of, with_first
 
 MAX_PAGES = 100_000
+TURNS = (0, 90, 180, 270)
 
 
 class TIFFSplitter(MediaSplitter):
@@ -22,6 +23,7 @@ class TIFFSplitter(MediaSplitter):
     markers = ("<|tiff|>",)
     part_name = "page"
     range_option = "pages"
+    drawing_options = ("turn",)
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         pass
@@ -34,8 +36,10 @@ class TIFFSplitter(MediaSplitter):
             raise UnsupportedMediaError(
                 f"a tiff is given as a path, a URL or bytes, got {type(source).__name__}"
             )
-        if unknown := [name for name in options if name != "pages"]:
-            raise MediaError(f"a tiff has no option {str(unknown[0])[:40]!r}; known: pages")
+        if unknown := [name for name in options if name not in ("pages", "turn")]:
+            raise MediaError(f"a tiff has no option {str(unknown[0])[:40]!r}; known: pages, turn")
+        if (turn := options.get("turn", 0)) not in TURNS:
+            raise MediaError(f"turn of a tiff must be 0, 90, 180 or 270, got {turn!r:.40}")
         blob, wanted = bytes(source), options.get("pages")
         limits.check_bytes(len(blob), "the tiff")
         places = _places(blob)
@@ -44,7 +48,8 @@ class TIFFSplitter(MediaSplitter):
         if wanted is not None and not isinstance(wanted, str):
             raise MediaError(f"pages of a tiff must be a text, got {wanted!r:.40}")
         count = len(places)
-        return Pages(blob, places, range(count) if wanted is None else parse_pages(wanted, count))
+        indexes = range(count) if wanted is None else parse_pages(wanted, count)
+        return Pages(blob, places, indexes, turn, limits)
 
 
 def _places(blob: bytes) -> list[int | None]:
@@ -62,11 +67,18 @@ def _places(blob: bytes) -> list[int | None]:
 
 
 class Pages(PageParts):
-    """The wanted pages of a file."""
+    """The wanted pages of a file. turn: degrees clockwise by which each is turned."""
 
-    def __init__(self, blob: bytes, places: Sequence[int | None], wanted: Sequence[int]) -> None:
+    def __init__(
+        self,
+        blob: bytes,
+        places: Sequence[int | None],
+        wanted: Sequence[int],
+        turn: int,
+        limits: MediaLimits,
+    ) -> None:
         super().__init__(wanted)
-        self._blob, self._places = blob, places
+        self._blob, self._places, self._turn, self._limits = blob, places, turn, limits
 
     def part(self, place: int) -> SplitPart:
         """Returns a page. Raises MediaError for one that a damaged list has lost."""
@@ -76,4 +88,8 @@ class Pages(PageParts):
                 f"page {self.indexes[place] + 1} and those after it cannot be found: the tiff's "
                 "list of pages is damaged"
             )
-        return SplitPart(source=with_first(self._blob, directory), label=self.label(place))
+        source: Any = with_first(self._blob, directory)
+        if self._turn:
+            image = decode_image(source, self._limits).image
+            source = image.rotate(-self._turn, expand=True)  # by right angles: no pixel changes
+        return SplitPart(source=source, label=self.label(place))

@@ -22,7 +22,9 @@ def read_arguments(
     wished = {name: own for name, own in options.items() if name in WishArguments.__annotations__}
     settings = {name: own for name, own in options.items() if name not in wished}
     check_tables(wished, is_written=markdown is not None)
-    drawn = {name: wished.pop(name, None) for name in ("dpi", "password")}
+    drawn = {name: wished.pop(name, None) for name in ("dpi", "password", "upright")}
+    if drawn["upright"] == "keep":  # which says nothing
+        drawn["upright"] = None
     of_documents = {name: value for name, value in drawn.items() if value is not None}
     check_drawing(wished.get("pages"), of_documents)
     wish = Wish(

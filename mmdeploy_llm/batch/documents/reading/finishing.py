@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.batch.documents.source import NOTES
 from mmdeploy_llm.data.records.item import Item
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
@@ -15,7 +17,7 @@ from mmdeploy_llm.hooks import ReadPage, ReadText
 from .asking import Asking
 from .markup.tables import tables_as
 
-NOTES, ANSWER = "notes", "answer"  # columns of a record: what is told of it; the answer as it was
+ANSWER = "answer"  # column of a record: the answer as it was
 
 
 class Finishing:
@@ -32,17 +34,23 @@ class Finishing:
 
     def __call__(self, record: Record, item: Item | BadItem) -> Record:
         """Returns the record of a page with Markdown as its text."""
+        columns: dict[str, Any] = dict(record.columns)
+        given = (columns[NOTES],) if NOTES in columns else ()
         if not record.is_ok or not record.text:
+            self._count(given)
             return record
         found = self._converted(record.text)
-        columns: dict[str, Any] = dict(record.columns)
-        if found.notes:
-            columns[NOTES] = "; ".join(found.notes)
-            with self._lock:
-                self.counts.update(note.partition(":")[0] for note in found.notes)
+        notes = (*given, *found.notes)
+        if notes:
+            columns[NOTES] = "; ".join(notes)
+            self._count(notes)
         if found.text != record.text:
             columns[ANSWER] = record.text
         return replace(record, text=found.text, columns=columns)
+
+    def _count(self, notes: Sequence[str]) -> None:
+        with self._lock:
+            self.counts.update(note.partition(":")[0] for note in notes)
 
     def _converted(self, answer: str) -> ReadText:
         how = self._asking.tables

@@ -21,6 +21,7 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.claims import claimed
 
+from .continued import join_tables
 from .markup.blocks import comment
 from .repeated import mark_running
 
@@ -36,6 +37,7 @@ class FolderCounts:
     num_documents: int = 0
     num_pages: int = 0
     num_marked: int = 0
+    num_joined: int = 0
     num_removed: int = 0
     incomplete: list[str] = field(default_factory=list)
 
@@ -50,6 +52,12 @@ class FolderCounts:
                 else ("headers and footers are comments")
             )
             found.append(f"  {self.num_marked} running {words} now (--running keep leaves them)")
+        if self.num_joined:
+            parts = counted(self.num_joined, "part")
+            verb = "stands" if self.num_joined == 1 else "stand"
+            found.append(
+                f"  {parts} of tables over pages {verb} with the first (pages keep theirs)"
+            )
         if self.num_removed:
             files = counted(self.num_removed, "file")
             found.append(f"  removed {files} of documents and pages that are gone")
@@ -186,17 +194,18 @@ def page_text(record: Record) -> str:
 def _document(
     document: str, pages: Sequence[Record], counts: FolderCounts, *, is_marked: bool
 ) -> str:
-    texts = tuple(page_text(record) for record in pages)
+    numbers = [page_of(str(record.id)) for record in pages]
+    own = tuple(record.text if record.is_ok else "" for record in pages)
     if is_marked:
-        marked = mark_running(
-            [record.text if record.is_ok else "" for record in pages],
-            [page_of(str(record.id)) for record in pages],
-        )
+        marked = mark_running(own, numbers)
         counts.num_marked += marked.num_marked
-        texts = tuple(
-            page_text(record) if not record.is_ok else text + page_text(record)[len(record.text) :]
-            for record, text in zip(pages, marked.pages, strict=True)
-        )
+        own = marked.pages
+    joined = join_tables(own, numbers)
+    counts.num_joined += joined.num_joined
+    texts = tuple(
+        page_text(record) if not record.is_ok else text + page_text(record)[len(record.text) :]
+        for record, text in zip(pages, joined.pages, strict=True)
+    )
     head = [f"> **{told}**" for told in _incomplete(document, pages, counts)]
     if len(pages) == 1:
         return "\n\n".join([*head, *texts])

@@ -17,6 +17,7 @@ class WishArguments(DrawingArguments, total=False):
     preset: how the model is asked; None: the one for the model. task: one of the preset's prompts.
     prompt: asks something else, with {text_layer}, {page}, {pages}, {width}, {height}.
     pages: such as "1-5,8,-1". dpi, password: of documents. tables: "html" or "markdown".
+    upright: "auto" turns pages that lie on a side or upside down in their pixels, "keep" none.
     running: "mark" or "keep", for headers and footers in Markdown.
     sampling: values of SamplingParams that are not the preset's.
     """
@@ -53,6 +54,15 @@ class WishArguments(DrawingArguments, total=False):
             metavar="html|markdown",
         ),
     ]
+    upright: Annotated[
+        str,
+        Flag(
+            "Turn pages that lie on a side or upside down in their pixels, as scans do, before the "
+            "model sees them: auto. Needs the extra upright.",
+            metavar="auto|keep",
+            default="keep",
+        ),
+    ]
     running: Annotated[
         str,
         Flag(
@@ -70,7 +80,7 @@ class ReadArguments(WishArguments, FindingArguments, RunArguments, total=False):
     """Arguments of `LLM.read`; see WishArguments, FindingArguments and RunArguments."""
 
 
-CHOICES = {"tables": ("html", "markdown"), "running": ("mark", "keep")}
+CHOICES = {"tables": ("html", "markdown"), "running": ("mark", "keep"), "upright": ("auto", "keep")}
 
 
 def check_tables(given: Mapping[str, Any], *, is_written: bool) -> None:

@@ -31,6 +31,7 @@ from .folder import check_folder, newest_records, remove_documents, write_folder
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
+    from mmdeploy_llm.media.documents.upright import UprightFinder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,12 @@ class Reading:
         return ReadingJob(job=job, source=self.source, wish=self.wish, finishing=self.finishing)
 
 
+def _finder() -> UprightFinder:
+    from mmdeploy_llm.media.documents.upright import UprightFinder  # which imports Pillow
+
+    return UprightFinder()
+
+
 def find_reading(
     paths: Sequence[str], settings: BatchSettings, reader: Reader, wish: Wish
 ) -> Reading:
@@ -190,5 +197,6 @@ def find_reading(
         system=asking.preset.system,
         template_kwargs=settings.chat_template_kwargs,
         text_of=TextLayers(lambda: documents, asking.options).of,
+        finder=_finder() if asking.options.get("upright") == "auto" else None,
     )
     return Reading(source=source, settings=settings, wish=wish, finishing=finishing)

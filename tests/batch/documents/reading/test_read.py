@@ -211,3 +211,22 @@ def test_python_reads_as_the_command_does(folder, caplog):
     for path in (folder / "md").rglob("*.md"):
         other = folder / "other" / path.relative_to(folder / "md")
         assert path.read_text() == other.read_text()
+
+
+def test_lost_content_fails_its_page_and_hidden_pages_are_read_and_told(folder, load_file):
+    pdfs = load_file(PDFS)
+    blob = pdfs.simple_pdf(["one", "two", "three"])
+    (folder / "docs/broken.pdf").write_bytes(blob.replace(b"7 0 obj", b"9 9 obj"))
+    (folder / "docs/a.pdf").write_bytes(pdfs.listed_pdf(5, says=3))
+    (folder / "docs/c.png").unlink()
+    done = CliRunner().invoke(app, ["read", *WORDS, "--max-tokens", "8"])
+    assert "docs/a.pdf: its lists of pages count 3 and have 5, all of which are read" in done.stderr
+    found = records()
+    assert sorted(own for own in found if own.startswith("a.pdf")) == [
+        f"a.pdf#page={n}" for n in range(1, 6)
+    ]
+    lost = found["broken.pdf#page=2"]
+    assert lost["outcome"] == "failed"
+    assert "page 2 is not whole: its content (object 7) is missing" in lost["error"]["message"]
+    assert found["broken.pdf#page=3"]["outcome"] != "failed"
+    assert "broken.pdf: 1 of 3 pages could not be read: 2" in done.stdout
