@@ -106,7 +106,7 @@ def test_an_item_that_kills_its_engine_is_isolated(folder, expected, tmp_path, m
     deaths = []
 
     def accept(self, prompt, *args, **kwargs):
-        if "poison" in prompt["prompt"]:
+        if "poison" in (prompt.text or ""):
             deaths.append(threading.current_thread())
             kill_children()
         return real(self, prompt, *args, **kwargs)
@@ -119,7 +119,7 @@ def test_an_item_that_kills_its_engine_is_isolated(folder, expected, tmp_path, m
     found = {record.id: record for record in read_records(out)}
     guilty = found.pop("poison")
     assert summary.failures == {"500 WorkerDiedError": 1}
-    assert guilty.error_msg.startswith("the engine died 3 times while it computed this item")
+    assert guilty.error.message.startswith("the engine died 3 times while it computed this item")
     assert len(deaths) == 3
     assert {name: record.text for name, record in found.items()} == expected
 

@@ -409,7 +409,7 @@ def test_the_work_of_1500_files_is_right_within_a_quarter(llm, tmp_path, seed, m
         return real(engine, plan)
 
     monkeypatch.setattr(Engine, "_compute", compute)
-    for module in ("engine", "estimate.estimate"):  # those that measure
+    for module in ("engine.engine", "batch.estimate.estimate"):  # those that measure
         monkeypatch.setattr(f"mmdeploy_llm.{module}.time", clock)
     draw_pictures(tmp_path, 1500, seed)
     output = Path(tmp_path, "out.jsonl")
