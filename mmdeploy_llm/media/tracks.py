@@ -1,0 +1,195 @@
+"""Says whether a file has pictures, sound or both, from what its header lists: no packet is read.
+
+A recorder writes a sound into the same kinds of files as a film: MP4, QuickTime, Matroska, WebM, Ogg,
+ASF, FLV and AVI. What a file is, its tracks say, not its brand or its name.
+
+Sources: ISO/IEC 14496-12, 8.3 to 8.4 (handlers, references between tracks); RFC 9559 (Matroska,
+TrackType); RFC 3533 (Ogg, first pages); the specification of ASF, 3.3 (stream properties); of FLV,
+annex E; of AVI, strh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+Read = Callable[[int, int], bytes]  # place and size -> bytes, fewer at the end
+PICTURE, SOUND = "picture", "sound"
+MAX_BOXES = 10_000
+MAX_HEADER = 2**24  # bytes of a header that are looked at
+BEGINNING = 2**16  # bytes in which short headers end
+_HANDLERS = {b"vide": PICTURE, b"soun": SOUND}
+_OGG_CODECS = {
+    **dict.fromkeys((b"OpusHead", b"\x01vorbis", b"\x7fFLAC", b"Speex   ", b"PCM     "), SOUND),
+    **dict.fromkeys((b"\x80theora", b"BBCD\0", b"OVP80", b"\x01video\0", b"YUV4MPEG"), PICTURE),
+}
+_ASF_STREAM = bytes.fromhex("9107dcb7b7a9cf118ee600c00c205365")
+_ASF_TYPES = {
+    bytes.fromhex("409e69f84d5bcf11a8fd00805f5c442b"): SOUND,
+    bytes.fromhex("c0ef19bc4d5bcf11a8fd00805f5c442b"): PICTURE,
+}
+_TRACKS, _ENTRY, _TYPE, _SEGMENT, _CLUSTER = (
+    *(b"\x16\x54\xae\x6b", b"\xae", b"\x83"),
+    *(b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"),
+)
+_MATROSKA_TYPES = {1: PICTURE, 2: SOUND}
+
+
+def tracks_of(container: str, read: Read, size: int) -> frozenset[str]:
+    """Returns which of PICTURE and SOUND a file of `size` bytes has; nothing where its header does
+    not say it, or is damaged. container: FFmpeg's name of its format."""
+    readers: Mapping[str, Callable[[Read, int], Iterator[str]]] = {
+        "mp4": _mp4,
+        "matroska": _matroska,
+        "ogg": _ogg,
+        "asf": _asf,
+        "flv": _flv,
+        "avi": _avi,
+    }
+    return frozenset(readers[container](read, size)) if container in readers else frozenset()
+
+
+def is_fragmented(blob: bytes) -> bool:
+    """Returns whether an MP4 file is a fragment of a film, or made of fragments: its times are then
+    those of the whole film."""
+    return any(kind == b"moof" for kind, _, _ in _boxes(reader(blob), 0, len(blob)))
+
+
+def reader(blob: bytes) -> Read:
+    """Returns what reads bytes in memory."""
+    return lambda place, size: blob[place : place + size]
+
+
+def _boxes(read: Read, place: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yields kind, begin and end of the content of each box."""
+    for _ in range(MAX_BOXES):
+        head = read(place, 16)
+        if place + 8 > end or len(head) < 8:
+            return
+        length, kind, begin = int.from_bytes(head[:4], "big"), head[4:8], place + 8
+        if length == 1:
+            length, begin = int.from_bytes(head[8:16], "big"), place + 16
+        stop = end if length == 0 else place + length
+        if stop < begin:
+            return
+        yield kind, begin, min(stop, end)
+        place = stop
+
+
+def _mp4(read: Read, size: int) -> Iterator[str]:
+    for kind, begin, end in _boxes(read, 0, size):
+        if kind == b"moov" and end - begin <= MAX_HEADER:
+            yield from _film(read(begin, end - begin))
+
+
+def _film(moov: bytes) -> Iterator[str]:
+    """Yields the kinds of the tracks; those that show the chapters of others are no pictures."""
+    tracks, chapters = dict[int, str](), set[int]()
+    for kind, begin, end in _boxes(reader(moov), 0, len(moov)):
+        if kind == b"trak":
+            own = {name: moov[a:b] for name, a, b in _boxes(reader(moov), begin, end)}
+            header = own.get(b"tkhd", b"")
+            at = 20 if header[:1] == b"\x01" else 12
+            number = int.from_bytes(header[at : at + 4], "big")
+            for name, a, b in _boxes(reader(own.get(b"tref", b"")), 0, len(own.get(b"tref", b""))):
+                if name == b"chap":
+                    ids = own[b"tref"][a:b]
+                    chapters |= {
+                        int.from_bytes(ids[at : at + 4], "big") for at in range(0, len(ids), 4)
+                    }
+            media = own.get(b"mdia", b"")
+            for name, a, _ in _boxes(reader(media), 0, len(media)):
+                if name == b"hdlr" and media[a + 8 : a + 12] in _HANDLERS:
+                    tracks[number] = _HANDLERS[media[a + 8 : a + 12]]
+    yield from (kind for number, kind in tracks.items() if number not in chapters)
+
+
+def _matroska(read: Read, size: int) -> Iterator[str]:
+    """Looks for the list of tracks in the segment, before the first cluster."""
+    place = 0
+    for _ in range(MAX_BOXES):
+        name, begin, end = _element(read, place, size)
+        if not name or name == _CLUSTER:
+            return
+        if name == _TRACKS:
+            yield from _entries(read(begin, min(end - begin, MAX_HEADER)))
+            return
+        place = begin if name == _SEGMENT else end
+
+
+def _entries(tracks: bytes) -> Iterator[str]:
+    for name, begin, end in _elements(tracks, 0, len(tracks)):
+        for own, a, b in _elements(tracks, begin, end) if name == _ENTRY else ():
+            kind = _MATROSKA_TYPES.get(int.from_bytes(tracks[a:b], "big"))
+            if own == _TYPE and kind:
+                yield kind
+
+
+def _elements(data: bytes, place: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    while place < end:
+        name, begin, place = _element(reader(data), place, end)
+        if not name:
+            return
+        yield name, begin, place
+
+
+def _element(read: Read, place: int, size: int) -> tuple[bytes, int, int]:
+    """Returns the name of an element of EBML, and begin and end of its content; b"" for none."""
+    head = read(place, 12)
+    width = 9 - head[0].bit_length() if head and head[0] else 9
+    if not 1 <= width <= 4 or len(head) <= width or place >= size:
+        return b"", size, size
+    name, rest = head[:width], head[width:]
+    length = 9 - rest[0].bit_length() if rest[0] else 9
+    if length > 8 or len(rest) < length:
+        return b"", size, size
+    content = int.from_bytes(rest[:length], "big") & (1 << 7 * length) - 1
+    begin = place + width + length
+    is_open = content == (1 << 7 * length) - 1  # of a recorder that did not know it
+    return name, begin, size if is_open else min(begin + content, size)
+
+
+def _ogg(read: Read, size: int) -> Iterator[str]:
+    """Reads the first pages, of which each stream has one."""
+    place = 0
+    for _ in range(MAX_BOXES):
+        page = read(place, 27 + 255 + 64)
+        if page[:4] != b"OggS" or len(page) < 28 or not page[5] & 2:
+            return
+        sizes = page[27 : 27 + page[26]]
+        begin = 27 + len(sizes)
+        yield from (
+            kind for mark, kind in _OGG_CODECS.items() if page[begin:].startswith(mark)
+        )
+        place += begin + sum(sizes)
+
+
+def _asf(read: Read, size: int) -> Iterator[str]:
+    head = read(0, min(size, BEGINNING))
+    at = head.find(_ASF_STREAM)
+    while at >= 0:
+        if kind := _ASF_TYPES.get(head[at + 24 : at + 40]):
+            yield kind
+        at = head.find(_ASF_STREAM, at + 16)
+
+
+def _flv(read: Read, size: int) -> Iterator[str]:
+    """Reads the types of the first tags: flags of the header are often wrong."""
+    head, place = read(0, 9), 13
+    if len(head) < 9:
+        return
+    for _ in range(64):
+        tag = read(place, 11)
+        if len(tag) < 11 or place + 11 > size:
+            return
+        if kind := {8: SOUND, 9: PICTURE}.get(tag[0] & 31):
+            yield kind
+        place += 15 + int.from_bytes(tag[1:4], "big")
+
+
+def _avi(read: Read, size: int) -> Iterator[str]:
+    head = read(0, min(size, BEGINNING))
+    at = head.find(b"strh")
+    while 0 <= at:
+        if kind := {b"vids": PICTURE, b"auds": SOUND}.get(head[at + 8 : at + 12]):
+            yield kind
+        at = head.find(b"strh", at + 4)
