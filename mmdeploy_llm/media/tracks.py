@@ -1,7 +1,7 @@
 """Says whether a file has pictures, sound or both, from what its header lists: no packet is read.
 
-A recorder writes a sound into the same kinds of files as a film: MP4, QuickTime, Matroska, WebM, Ogg,
-ASF, FLV and AVI. What a file is, its tracks say, not its brand or its name.
+A recorder writes a sound into the same kinds of files as a film: MP4, QuickTime, Matroska, WebM,
+Ogg, ASF, FLV and AVI. What a file is, its tracks say, not its brand or its name.
 
 Sources: ISO/IEC 14496-12, 8.3 to 8.4 (handlers, references between tracks); RFC 9559 (Matroska,
 TrackType); RFC 3533 (Ogg, first pages); the specification of ASF, 3.3 (stream properties); of FLV,
@@ -157,9 +157,7 @@ def _ogg(read: Read, size: int) -> Iterator[str]:
             return
         sizes = page[27 : 27 + page[26]]
         begin = 27 + len(sizes)
-        yield from (
-            kind for mark, kind in _OGG_CODECS.items() if page[begin:].startswith(mark)
-        )
+        yield from (kind for mark, kind in _OGG_CODECS.items() if page[begin:].startswith(mark))
         place += begin + sum(sizes)
 
 
@@ -189,7 +187,7 @@ def _flv(read: Read, size: int) -> Iterator[str]:
 def _avi(read: Read, size: int) -> Iterator[str]:
     head = read(0, min(size, BEGINNING))
     at = head.find(b"strh")
-    while 0 <= at:
+    while at >= 0:
         if kind := {b"vids": PICTURE, b"auds": SOUND}.get(head[at + 8 : at + 12]):
             yield kind
         at = head.find(b"strh", at + 4)

@@ -29,17 +29,21 @@ class Clock:
     """Holds the times that a file states against the number of its samples.
 
     zero: the file's time of the first moment that players show. most: seconds of a gap that are
-    filled; after a longer one the clock counts as a new one. Filled by its reader alone; seconds of
-    silence before the sound, and (moment, seconds) of gaps and of jumps of the clock.
+    filled; after a longer one the clock counts as a new one. Written by its reader alone. before:
+    seconds of silence before the sound. gaps, jumps: moments and seconds. began: zero as it was.
     """
 
     zero: float
     most: float
     position: float = 0.0
     before: float = 0.0
+    began: float = field(init=False)
     gaps: list[tuple[float, float]] = field(default_factory=list)
     jumps: list[tuple[float, float]] = field(default_factory=list)
     has_begun: bool = False
+
+    def __post_init__(self) -> None:
+        self.began = self.zero
 
     def silence_before(self, time: float) -> float:
         """Returns the seconds of silence that come before samples with this time in the file."""

@@ -22,6 +22,7 @@ from av.stream import Disposition
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.media.sound.headers.lengths import parts_of, stated_seconds
+from mmdeploy_llm.media.sound.headers.ogg import Link
 from mmdeploy_llm.media.sound.headers.tally import Tally
 from mmdeploy_llm.media.tracks import is_fragmented
 
@@ -125,7 +126,7 @@ def _mono(blob: bytes, name: str, read: Tally, mixer: Mixer, most: float) -> Ite
         read.num_damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):
-            _note(read, link.blob, container, stream)
+            _note(read, link, container, stream)
             for channels, rate in _joined(_timed(container, stream, read, link.blob, most)):
                 if samples := min(channels.shape[1], left):
                     left -= samples
@@ -184,9 +185,10 @@ def _timed(
 
 
 def _zero(container: InputContainer, name: str, blob: bytes, first: float) -> float:
-    """Returns the time in the file at which players begin: where its picture or its sound begins. A
-    film in MP4 has a clock of its own, which begins at 0, unless it is a fragment of one. first: the
-    time of the first sample."""
+    """Returns the time in the file at which players begin: where its picture or its sound begins.
+
+    A film in MP4 has a clock of its own, which begins at 0, unless it is a fragment of one. first:
+    the time of the first sample."""
     if name == "mp4" and not is_fragmented(blob):
         return min(0.0, first)
     begins = (
@@ -204,13 +206,13 @@ def _silence(num_samples: int, num_channels: int, rate: int) -> Iterator[Channel
         yield np.zeros((num_channels, min(SILENT, num_samples - begin)), np.float32), rate
 
 
-def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
+def _note(read: Tally, link: Link, container: InputContainer, stream: AudioStream) -> None:
     """Adds what the header of a file, or of one link of it, says."""
     own = float((stream.duration or 0) * (stream.time_base or 0))
     tracks = [*container.streams.audio]
     is_alone = len(container.streams) == 1  # a picture may be longer than its sound
     whole = (container.duration or 0) / av.time_base if is_alone else 0.0
-    read.stated += stated_seconds(blob, read.name, own, whole)
+    read.stated += stated_seconds(link, read.name, own, whole)
     languages = (track.language or "und" for track in tracks)
     read.tracks, read.track = tuple(languages), tracks.index(stream)
 

@@ -1,7 +1,7 @@
 """Makes one channel of several: their mean, as transformers and soundfile's users take it.
 
-Where channels cancel each other, as those of a microphone whose wires were swapped, nothing would be
-left of what a person hears: there the louder channel stands for all.
+Where channels cancel each other, as those of a microphone whose wires were swapped, nothing would
+be left of what a person hears: there the louder channel stands for all.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Mixer:
         """Yields what a listener should know."""
         if self.channel is not None:
             share = self.num_cancelled / self.num_samples
-            where = "" if share > 0.995 else f" in {share:.0%} of it" if share > 0.01 else " in parts"
+            where = (
+                "" if share > 0.995 else f" in {share:.0%} of it" if share > 0.01 else " in parts"
+            )
             yield (
                 f"its channels are opposite{where} and cancel each other: channel "
                 f"{self.channel + 1} alone is heard there"

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+from dataclasses import replace
+from hashlib import blake2b
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ import numpy as np
 import pytest
 
 from mmdeploy_llm.batch.speech.joining import Line, joined
-from mmdeploy_llm.batch.speech.plan import plan
+from mmdeploy_llm.batch.speech.plan import plan as plan_of
 from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor, windows_of
+from mmdeploy_llm.batch.speech.sources import Source, Sources
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
+from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Heard, Spoken
 from tests.media.sound_files import RATE, noise, wav16
@@ -173,6 +177,23 @@ def test_a_file_is_written_whole(tmp_path):
     assert (tmp_path / "sub" / "a.txt").read_bytes() == "ä\n".encode()
 
 
+MADE = Configuration(model="a-model", values={"model": "12ab", "task": "transcribe"})
+
+
+def plan(paths, formats, folder, made_by=MADE, **more):
+    return plan_of(paths, formats, folder, made_by, **more)
+
+
+def done(path, *names, made_by=MADE, stem=None):
+    """Writes empty transcripts of a file, and what they are made of."""
+    stem = stem or path.with_suffix("")
+    for name in names:
+        stem.with_name(f"{stem.name}.{name}").write_text("")
+    state, digest = path.stat(), blake2b(path.read_bytes(), digest_size=20).hexdigest()
+    source = Source(path=path, digest=digest, num_bytes=state.st_size, modified=state.st_mtime_ns)
+    Sources(stem).write(names, source, made_by)
+
+
 def names(planned, root):
     return {
         str(path.relative_to(root))
@@ -191,8 +212,8 @@ def test_where_transcripts_go(tmp_path):
     assert ".txt" in "".join(whole.told), "a file that is no sound is told"
     other = plan([str(tmp_path / "b")], ("vtt",), tmp_path / "out")
     assert names(other, tmp_path) == {"out/c.wav.vtt", "out/c.mp3.vtt"}
-    for name in ("a.srt", "a.txt", "b/c.mp3.txt"):
-        (tmp_path / name).write_text("")
+    done(tmp_path / "a.wav", "srt", "txt")
+    done(tmp_path / "b" / "c.mp3", "txt", stem=tmp_path / "b" / "c.mp3")
     rest = plan([str(tmp_path)], ("srt", "txt"), None)
     assert names(rest, tmp_path) == {"b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt"}
     assert rest.num_done == 1
@@ -200,6 +221,82 @@ def test_where_transcripts_go(tmp_path):
     assert names(again, tmp_path) == expected
     with pytest.raises(ConfigError):
         plan([str(tmp_path / "out")], ("srt",), None)
+
+
+def test_a_transcript_of_another_sound_is_never_taken_for_this_one(tmp_path):
+    for day, seconds in (("mon", 0.1), ("tue", 0.2), ("wed", 0.1)):
+        (tmp_path / day).mkdir()
+        written(tmp_path / day / "r.wav", seconds)
+    (tmp_path / "wed" / "r.wav").write_bytes(wav16(noise(0.1, seed=1)))  # as many bytes as mon's
+    out = tmp_path / "out"
+    out.mkdir()
+    done(tmp_path / "mon" / "r.wav", "srt", stem=out / "r")
+
+    def refused(day, formats=("srt",), made_by=MADE):
+        found = plan([str(tmp_path / day)], formats, out, made_by)
+        return found.num_done, len(found.tasks), "".join(own.error for own in found.refused)
+
+    assert refused("mon") == (1, 0, "")
+    for day in ("tue", "wed"):
+        num_done, num_tasks, error = refused(day)
+        assert (num_done, num_tasks) == (0, 0)
+        assert "it was made of another sound, '../mon/r.wav'; --output writes elsewhere" in error
+    for values in ({"task": "translate"}, {"model": "34cd"}, {"language": "de"}):
+        other = replace(MADE, values={**MADE.values, **values})
+        num_done, num_tasks, error = refused("mon", made_by=other)
+        assert (num_done, num_tasks, next(iter(values)) in error) == (0, 0, True)
+        again = plan([str(tmp_path / "mon")], ("srt",), out, other, overwrite=True)
+        assert names(again, tmp_path) == {"out/r.srt"}
+    # A format that is missing is made with the options of now; the other one keeps its own.
+    assert refused("tue", ("vtt",)) == (0, 1, "")
+
+
+@pytest.mark.parametrize("how", ["moved", "copied", "touched", "changed", "same size"])
+def test_a_sound_is_known_by_its_content(tmp_path, how):
+    path = written(tmp_path / "a.wav", 0.1)
+    done(path, "srt")
+    if how == "moved":
+        path = tmp_path.rename(tmp_path.with_name("elsewhere")) / "a.wav"
+    elif how == "copied":
+        (tmp_path / "b").mkdir()
+        for name in ("a.wav", "a.srt", "a.source"):
+            (tmp_path / "b" / name).write_bytes((tmp_path / name).read_bytes())
+        path = tmp_path / "b" / "a.wav"
+    elif how == "touched":
+        os.utime(path, ns=(1, 1))
+    else:
+        path.write_bytes(wav16(noise(0.2 if how == "changed" else 0.1, seed=3)))
+        os.utime(path, ns=(1, 1))
+    found = plan([str(path)], ("srt",), None)
+    is_same = how in ("moved", "copied", "touched")
+    assert (found.num_done, len(found.refused)) == (int(is_same), int(not is_same))
+
+
+@pytest.mark.parametrize("text", [None, "[]", "no json", '{"srt": 1}', '{"vtt": {}}'])
+def test_a_transcript_of_unknown_origin_stays_and_is_told(tmp_path, text):
+    path = written(tmp_path / "a.wav", 0.1)
+    (tmp_path / "a.srt").write_text("by hand")
+    if text is not None:
+        (tmp_path / "a.source").write_text(text)
+    (own,) = plan([str(path)], ("srt",), None).refused
+    assert "says what" in own.error or "say what" in own.error
+    assert (tmp_path / "a.srt").read_text() == "by hand"
+
+
+def test_what_is_written_says_what_it_is_made_of(tmp_path):
+    path = written(tmp_path / "a.wav", 1)
+    planned = plan([str(path)], ("srt", "json"), None)
+    transcriber = Transcriber(Engine(), Rule(), Wish(overlap=1.0))
+    (found,) = planned.run(transcriber)
+    assert found.error is None
+    said = json.loads((tmp_path / "a.source").read_text())
+    assert set(said) == {"srt", "json"}
+    assert said["srt"] == {
+        "source": "a.wav", "bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns,
+        "digest": blake2b(path.read_bytes(), digest_size=20).hexdigest(),
+        "model": "a-model", "values": MADE.values,
+    }  # fmt: skip
+    assert plan([str(path)], ("srt", "json"), None).num_done == 1
 
 
 def test_no_two_files_have_one_transcript(tmp_path):

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import riff
 from .formats import after_tags
 from .ogg import Link, links
 from .riff import corrected
+from .riff import stated_seconds as stated_by_riff
 
 # Formats whose headers state how long the sound is. Of others FFmpeg computes it from the bit rate
 # of the first frames, or has no header.
@@ -19,14 +19,15 @@ WITH_LENGTH = frozenset(
 MPEG_FRAME, XING, HAS_FRAMES, VBRI = 64, (b"Xing", b"Info"), 1, b"VBRI"
 
 
-def stated_seconds(blob: bytes, name: str, track: float, whole: float) -> float:
-    """Returns the seconds that the header of a file states, 0 where it does not. name: FFmpeg's of
-    its format; track, whole: the seconds of its sound track and of all, as FFmpeg has them."""
-    if not _states_length(blob, name):
+def stated_seconds(link: Link, name: str, track: float, whole: float) -> float:
+    """Returns the seconds that the header of a part of a file states, 0 where it does not.
+
+    name: FFmpeg's of its format; track, whole: the seconds of its sound track and of all, as FFmpeg has them."""
+    if not _states_length(link.blob, name):
         return 0.0
     if name == "matroska":  # states those of the whole file; a track's are FFmpeg's guess
         return 0.0 if track else whole
-    return (riff.stated_seconds(blob) if name == "wav" else None) or track or whole
+    return link.stated or track or whole
 
 
 def _states_length(blob: bytes, name: str) -> bool:
@@ -44,4 +45,6 @@ def parts_of(blob: bytes, name: str) -> Iterable[Link]:
     """Returns the parts of a file, in order. name: FFmpeg's of its format."""
     if name == "ogg":
         return links(blob)
-    return (Link(blob=corrected(blob) if name == "wav" else blob),)
+    if name == "wav":
+        return (Link(blob=corrected(blob), stated=stated_by_riff(blob)),)
+    return (Link(blob=blob),)

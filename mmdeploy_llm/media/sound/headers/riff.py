@@ -1,5 +1,5 @@
-"""Corrects headers of WAV files that FFmpeg takes for something else, and reads the length that
-they state, which FFmpeg holds against the size of the file."""
+"""Corrects headers of WAV files that FFmpeg takes for something else, or that say less than there
+is, and reads the length that they state, which FFmpeg holds against the size of the file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ PCM = bytes.fromhex("0100000000001000800000aa00389b71")
 BITS, VALID_BITS, SUB_FORMAT = 14, 18, 24  # where the fields of the chunk "fmt " lie
 EXTENSIBLE_SIZE = 40
 BYTES_PER_SECOND = slice(8, 12)
-UNKNOWN = 2**31 - 2**16  # sizes from here on are those of programs that write to a pipe
+# Sizes that programs write which do not know it, since they write to a pipe: nearly 2 or 4 GiB.
+UNKNOWN = (range(2**31 - 2**16, 2**31 + 1), range(2**32 - 2**16, 2**32))
+APPENDED = (b"TAG", b"ID3", b"id3 ", bytes(8))  # what else may come after the chunks of a file
 
 
 def corrected(blob: bytes) -> bytes:
-    """Returns a WAV file as FFmpeg should read it.
+    """Returns a WAV file as FFmpeg should read it, with all the samples that are there.
 
     Whole numbers of 20 or 24 bits in containers of 32 fill the upper bits: they are numbers of 32.
     FFmpeg takes them for floats of a program of its own kind, which have the same sizes.
     """
+    blob = _with_all_samples(blob)
     at, size = _chunk(blob, b"fmt ")
     if not EXTENSIBLE_SIZE <= size <= len(blob) - at or blob[at : at + 2] != struct.pack(
         "<H", EXTENSIBLE
@@ -37,7 +40,34 @@ def stated_seconds(blob: bytes) -> float | None:
     at, _ = _chunk(blob, b"fmt ")
     rate = int.from_bytes(blob[at : at + EXTENSIBLE_SIZE][BYTES_PER_SECOND], "little")
     _, size = _chunk(blob, b"data")
-    return size / rate if rate and 0 < size < UNKNOWN and blob.startswith(b"RIFF") else None
+    is_known = rate and blob.startswith(b"RIFF") and _is_size(size)
+    return size / rate if is_known else None
+
+
+def _is_size(size: int) -> bool:
+    return size > 0 and not any(size in sizes for sizes in UNKNOWN)
+
+
+def _with_all_samples(blob: bytes) -> bytes:
+    """Returns a file whose samples go on after the size that its header says with the size that
+    they have: a recorder that lost power had no time to write it."""
+    at, size = _chunk(blob, b"data")
+    end = at + size + size % 2
+    if not blob.startswith(b"RIFF") or not _is_size(size) or _are_chunks(blob, end):
+        return blob
+    return blob[: at - 4] + struct.pack("<I", min(len(blob) - at, 2**32 - 1)) + blob[at:]
+
+
+def _are_chunks(blob: bytes, at: int) -> bool:
+    """Returns whether chunks, or tags, or nothing, are from here on to the end."""
+    while at + 8 <= len(blob):
+        name, size = blob[at : at + 4], int.from_bytes(blob[at + 4 : at + 8], "little")
+        if blob.startswith(APPENDED, at):
+            return True
+        if not all(32 <= byte < 127 for byte in name) or at + 8 + size > len(blob):
+            return False
+        at += 8 + size + size % 2
+    return True
 
 
 def _chunk(blob: bytes, wanted: bytes) -> tuple[int, int]:

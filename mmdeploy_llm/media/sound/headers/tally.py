@@ -17,8 +17,8 @@ class Tally:
 
     name: FFmpeg's of the format. num_whole, num_damaged: packets. seconds: that were read; stated:
     that the header says, 0 where it does not. tracks: languages of the sound tracks; track: the one
-    that is read. clocks: of its parts. lost: seconds of damaged packets in files without a clock, in
-    whose places silence is to stand; position: seconds before the next frame of such a file.
+    that is read. clocks: of its parts. lost: seconds of damaged packets of files without times, in
+    whose places silence stands; position: seconds before the next frame of such a file.
     """
 
     name: str
@@ -63,7 +63,8 @@ class Tally:
         share, most = MISSING
         allowed = max(most, share * self.stated)
         own = self.seconds - sum(clock.before for clock in self.clocks)
-        if self.stated - self.seconds > allowed:
+        skipped = sum(max(0.0, clock.began) for clock in self.clocks)  # before a file's own clock
+        if self.stated - self.seconds - skipped > allowed:
             yield (
                 f"it ends after {self.seconds:.1f} s, though its header says {self.stated:.1f} s: "
                 "it may be cut off"
