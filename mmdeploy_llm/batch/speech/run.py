@@ -156,6 +156,7 @@ class Transcriber:
         self, llm: LoadedModel, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
     ) -> None:
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
+        self._language = wish.language
         self._prompt = rule.prompt(wish.language, wish.task, wish.before)
         overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
         if 2 * overlap >= rule.seconds:
@@ -283,12 +284,14 @@ class Transcriber:
         window, rate = file.windows[index], file.rate
         start, end = window.first / rate, window.end / rate
         found = list[Line]()
-        for spoken in file.heard[index].spoken if index in file.heard else ():
+        heard = file.heard.get(index, Heard(language=None, spoken=()))
+        for spoken in heard.spoken:
             text = self._text(spoken.ids)
             begin = min(start + spoken.start, end)
             last = end if spoken.end is None else min(start + spoken.end, end)
             if text:
-                found.append(Line(start=begin, end=max(begin, last), text=text))
+                language = heard.language or self._language
+                found.append(Line(start=begin, end=max(begin, last), text=text, language=language))
         return start, end, found
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -115,7 +115,7 @@ TWO = lines((0, 1.5, "A <b> & c"), (3661.0019, 3662, "two\n\nlines"))
 
 def test_formats():
     assert FORMATS["srt"](TWO) == (
-        "1\n00:00:00,000 --> 00:00:01,500\nA <b> & c\n\n"
+        "1\n00:00:00,000 --> 00:00:01,500\nA <\u2060b> & c\n\n"
         "2\n01:01:01,002 --> 01:01:02,000\ntwo lines\n"
     )
     assert FORMATS["vtt"](TWO) == (
@@ -123,14 +123,18 @@ def test_formats():
         "01:01:01.002 --> 01:01:02.000\ntwo lines\n"
     )
     assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
-    assert json.loads(FORMATS["json"](TWO))[0] == {"start": 0, "end": 1.5, "text": "A <b> & c"}
+    row = {"start": 0, "end": 1.5, "text": "A <b> & c", "language": None}
+    assert json.loads(FORMATS["json"](TWO))[0] == row
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
 
 
 TEXTS = {  # what a model may say -> what a reader of subtitles makes of it
-    "a --> b": "a -> b",
-    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 -> 00:00:02,000",
+    "a --> b": "a --> b",
+    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 --> 00:00:02,000",
+    "at 1:02:03.5 and 01:02:03,500": "at 1:02:03.5 and 01:02:03,500",
     "R&D & <i>x</i> <b": "R&D & <i>x</i> <b",
+    "a<b and c>d, {\\i1}, C:\\New": "a<b and c>d, {\\i1}, C:\\New",
+    "< font>": "< font>",
     "1": "1",
     "NOTE this": "NOTE this",
     "WEBVTT": "WEBVTT",
@@ -155,7 +159,102 @@ def test_another_reader_finds_every_text(name):
         read = [bytes(packet).decode() for packet in file.demux() if packet.size]
     wanted = [text for text in TEXTS.values() if text is not None]
     found = [unescape(text) for text in read] if name == "vtt" else read
-    assert [text.replace("-->", "->") for text in found] == wanted
+    assert [text.replace("\u2060", "") for text in found] == wanted
+
+
+def test_pysubs2_reads_every_text():
+    """By default it reads tags, overrides and lines with two times; none of these texts is one."""
+    pysubs2 = pytest.importorskip("pysubs2", reason="needs pysubs2, which the extra 'dev' installs")
+    own = lines(*((at, at + 1, text) for at, text in enumerate(TEXTS)))
+    found = pysubs2.SSAFile.from_string(FORMATS["srt"](own), format_="srt")
+    wanted = [(at * 1000, text) for at, text in enumerate(TEXTS.values()) if text is not None]
+    assert [(one.start, one.text.replace("\u2060", "")) for one in found] == wanted
+    assert ["\u2060" in one.text for one in found] == [
+        any(mark in text for mark in ("<i", "<b", "< f", "{\\", ":0")) for _, text in wanted
+    ], "only what would be read as something else is changed"
+
+
+@pytest.mark.parametrize("name", ["srt", "vtt"])
+def test_times_of_a_hundred_hours(name):
+    times = [0.0, 3599.9994, 86_400.5, 359_999.999, 360_000.25, 3_600_000.0]
+    own = lines(*((at, at + 2, "yes") for at in times))
+    with av.open(
+        io.BytesIO(FORMATS[name](own).encode()), format={"vtt": "webvtt"}.get(name, name)
+    ) as file:
+        found = [float(p.pts * p.time_base) for p in file.demux() if p.size]
+    assert found == pytest.approx(times, abs=0.00051)
+
+
+def test_all_formats_hold_the_same_words():
+    own = lines(*((at, at + 1, text) for at, text in enumerate(TEXTS)))
+    wanted = [text for text in TEXTS.values() if text is not None]
+    assert [row["text"] for row in json.loads(FORMATS["json"](own))] == wanted
+    assert FORMATS["txt"](own).splitlines() == wanted
+
+
+def test_each_line_says_its_language(tmp_path):
+    path = written(tmp_path / "a.wav", 4)
+    (found,) = run([path], Engine()).values()
+    assert [line.language for line in found.lines] == ["de", "de"]
+    Heard_ = Rule.read
+    try:
+        Rule.read = lambda self, ids: replace(Heard_(self, ids), language=None)
+        (found,) = run([path], Engine(), language="french").values()
+    finally:
+        Rule.read = Heard_
+    assert {row["language"] for row in json.loads(FORMATS["json"](found.lines))} == {"french"}
+
+
+def words_of(found):
+    return " ".join(line.text for line in found)
+
+
+def test_words_that_only_one_window_has_heard_stay():
+    """Lines of Whisper tiny.en, of a book that is read: the second window's first line begins
+    before the cut and ends after it."""
+    one = lines(
+        (17.88, 24.56, "Had he married a more amiable woman he might have been made still more."),
+        (24.56, 28.56, "He might even have been made amiable himself."),
+    )
+    two = lines(
+        (25.0, 31.62, "have been made amiable himself. And Mr. John Dashwood had then leisure"),
+        (31.62, 38.1, "to consider how much there might be prudently in his power to do."),
+    )
+    assert words_of(joined([(0, 30, one), (25, 55, two)])).endswith(
+        "still more. He might even have been made amiable himself. And Mr. John Dashwood had then "
+        "leisure to consider how much there might be prudently in his power to do."
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        # The first window has heard nothing of the overlap, or the second one.
+        ([(0, 22, "a.")], [(25, 27, "b."), (27, 33, "c.")], "a. b. c."),
+        ([(0, 25, "a."), (25, 27, "b."), (27, 30, "c")], [(30.5, 33, "d.")], "a. b. c d."),
+        ([(0, 25, "a."), (25, 27, "b."), (27, 30, "c")], [], "a. b. c"),
+        ([], [(25, 27, "b."), (27, 33, "c.")], "b. c."),
+        # Two sentences of the first are one of the second, which goes on.
+        (
+            [(0, 25, "x y."), (25, 26.5, "a b."), (26.5, 28.5, "c d.")],
+            [(25, 32, "A b, c d, e f g.")],
+            "x y. A b, c d, e f g.",
+        ),
+        # Nothing alike: the words after the cut stay.
+        (
+            [(0, 25, "x."), (25, 28, "one two three")],
+            [(25, 30.9, "won too free four five six")],
+            "x. one two three four five six",
+        ),
+        # A time that differs a little is no sentence of its own.
+        ([(0, 25, "x."), (25, 28, "Hello you.")], [(25, 28.2, "Hallo Hugh.")], "x. Hello you."),
+    ],
+)
+def test_no_words_are_lost_and_none_stand_twice(one, two, expected):
+    found = joined([(0, 30, lines(*one)), (25, 55, lines(*two))])
+    assert words_of(found) == expected
+    times = [moment for line in found for moment in (line.start, line.end)]
+    assert times == sorted(times)
 
 
 def test_a_subtitle_ends_after_it_begins():

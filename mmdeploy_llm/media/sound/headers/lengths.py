@@ -22,7 +22,9 @@ MPEG_FRAME, XING, HAS_FRAMES, VBRI = 64, (b"Xing", b"Info"), 1, b"VBRI"
 def stated_seconds(link: Link, name: str, track: float, whole: float) -> float:
     """Returns the seconds that the header of a part of a file states, 0 where it does not.
 
-    name: FFmpeg's of its format; track, whole: the seconds of its sound track and of all, as FFmpeg has them."""
+    name: FFmpeg's of its format; track, whole: the seconds of its sound track and of all, as FFmpeg
+    has them.
+    """
     if not _states_length(link.blob, name):
         return 0.0
     if name == "matroska":  # states those of the whole file; a track's are FFmpeg's guess
