@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 # Formats whose packets say when they are played; in others samples follow one another.
-WITH_CLOCK = frozenset(("mp4", "matroska", "flv", "asf", "mpegts", "mpeg", "ogg"))
+WITH_CLOCK = frozenset(("mp4", "matroska", "flv", "asf", "mpegts", "mpeg", "ogg", "flac"))
 # What FFmpeg reads of the times of these is not that of a whole stream.
 WITHOUT_CLOCK_IN_OGG = frozenset(("flac", "speex"))
 RESTARTS = frozenset(("mpegts", "mpeg"))  # whose clocks may begin anew within a file

@@ -214,6 +214,7 @@ def _note(read: Tally, link: Link, container: InputContainer, stream: AudioStrea
     whole = (container.duration or 0) / av.time_base if is_alone else 0.0
     read.stated += stated_seconds(link, read.name, own, whole)
     languages = (track.language or "und" for track in tracks)
+    read.share = link.share
     read.tracks, read.track = tuple(languages), tracks.index(stream)
 
 

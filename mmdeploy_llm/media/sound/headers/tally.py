@@ -16,9 +16,10 @@ class Tally:
     """Counts what is read of a file; its reader is the only writer.
 
     name: FFmpeg's of the format. num_whole, num_damaged: packets. seconds: that were read; stated:
-    that the header says, 0 where it does not. tracks: languages of the sound tracks; track: the one
-    that is read. clocks: of its parts. lost: seconds of damaged packets of files without times, in
-    whose places silence stands; position: seconds before the next frame of such a file.
+    that the header says, 0 where it does not. share: see chunks.Whole. tracks: languages of the
+    sound tracks; track: the one that is read. clocks: of its parts. lost: seconds of damaged
+    packets of files without times, in whose places silence stands; position: seconds before the
+    next frame of such a file.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Tally:
     clocks: list[Clock] = field(default_factory=list)
     lost: float = 0.0
     position: float = 0.0
+    share: float = 1.0
 
     def lost_until(self, seconds: float) -> float:
         """Returns the time of a frame of so many seconds in a file whose packets have none: after
@@ -60,16 +62,22 @@ class Tally:
             )
         for clock in self.clocks:
             yield from clock.notes()
-        share, most = MISSING
-        allowed = max(most, share * self.stated)
-        own = self.seconds - sum(clock.before for clock in self.clocks)
-        skipped = sum(max(0.0, clock.began) for clock in self.clocks)  # before a file's own clock
-        if self.stated - self.seconds - skipped > allowed:
-            yield (
-                f"it ends after {self.seconds:.1f} s, though its header says {self.stated:.1f} s: "
-                "it may be cut off"
-            )
-        elif self.stated and own - self.stated > allowed:
-            yield f"it holds {own:.1f} s, though its header says {self.stated:.1f} s: all is heard"
+        yield from self._lengths()
         if self.num_damaged:
             yield f"{self.num_damaged} of its {self.num_packets} packets are damaged and left out"
+
+    def _lengths(self) -> Iterator[str]:
+        """Yields what the header says wrongly of the length."""
+        own = self.seconds - sum(clock.before for clock in self.clocks)
+        skipped = sum(max(0.0, clock.began) for clock in self.clocks)  # before a file's own clock
+        stated = self.stated if self.share == 1 else own * self.share
+        share, most = MISSING
+        allowed = max(most, share * stated)
+        missing = stated - (own if self.share > 1 else self.seconds + skipped)
+        if missing > allowed:
+            yield (
+                f"it ends after {self.seconds:.1f} s, though its header says {stated:.1f} s: "
+                "it may be cut off"
+            )
+        elif stated and own - stated > allowed:
+            yield f"it holds {own:.1f} s, though its header says {stated:.1f} s: all is heard"
