@@ -35,6 +35,7 @@ _RAWS = (
 )
 # Kinds whose formats the table of first bytes tells better than a few of them.
 KNOWN_KINDS = frozenset((*MEDIA_KINDS, "audio", "pdf"))
+FILMS = ("video", "audio")  # kinds whose files begin alike: their tracks say which they are
 PAGED = "tiff"  # the kind of TIFF files whose pages are read one by one
 RAW_SUFFIXES = frozenset(f".{name}" for name in _RAWS.split())
 
@@ -130,7 +131,7 @@ def kind_of_bytes(data: bytes, kinds: KindTable) -> str | None:
 def _by_tracks(found: Format | None, read: Read, size: int) -> Format | None:
     """Returns a format of films and sounds as the kind that its tracks make it: a sound is what has
     no picture."""
-    if found is None or found.kind not in ("video", "audio"):
+    if found is None or found.kind not in FILMS:
         return found
     tracks = tracks_of(found.container, read, size)
     kind = "video" if PICTURE in tracks else "audio" if tracks else found.kind
