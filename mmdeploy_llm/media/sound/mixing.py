@@ -41,7 +41,8 @@ class Mixer:
             )
         self.num_samples += num_samples
         if num_channels == 1:
-            return channels[0]
+            only: np.ndarray = channels[0]
+            return only
         # From eight on numpy adds in another order, which depends on how they lie.
         own = channels if num_channels < 8 else np.ascontiguousarray(channels.T).T
         mean: np.ndarray = own.mean(axis=0)

@@ -38,7 +38,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Where a chunk's content begins, and the size that its header says; where that size stands."""
+    """A chunk: the place of its content, the size that its header says, and the place of that."""
 
     place: int
     size: int
