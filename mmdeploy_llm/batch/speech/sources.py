@@ -39,7 +39,7 @@ class Source:
 
 
 class Sources:
-    """Keeps what the transcripts that share a name were made of. stem: that name, with its folder."""
+    """Keeps what transcripts of one name were made of. stem: that name, with its folder."""
 
     def __init__(self, stem: Path) -> None:
         self._path = stem.with_name(f"{stem.name}{SUFFIX}")
