@@ -76,31 +76,36 @@ def _boxes(read: Read, place: int, end: int) -> Iterator[tuple[bytes, int, int]]
 
 
 def _mp4(read: Read, size: int) -> Iterator[str]:
-    for kind, begin, end in _boxes(read, 0, size):
-        if kind == b"moov" and end - begin <= MAX_HEADER:
-            yield from _film(read(begin, end - begin))
-
-
-def _film(moov: bytes) -> Iterator[str]:
-    """Yields the kinds of the tracks; those that show the chapters of others are no pictures."""
+    """Yields the kinds of the tracks; those that show the chapters of others are no pictures. Their
+    tables, which may have megabytes, are passed over."""
     tracks, chapters = dict[int, str](), set[int]()
-    for kind, begin, end in _boxes(reader(moov), 0, len(moov)):
-        if kind == b"trak":
-            own = {name: moov[a:b] for name, a, b in _boxes(reader(moov), begin, end)}
-            header = own.get(b"tkhd", b"")
+    for kind, begin, end in _boxes(read, 0, size):
+        for own, a, b in _boxes(read, begin, end) if kind == b"moov" else ():
+            if own == b"trak":
+                number, handler = _track(read, a, b, chapters)
+                tracks[number] = handler
+    yield from (kind for number, kind in tracks.items() if kind and number not in chapters)
+
+
+def _track(read: Read, begin: int, end: int, chapters: set[int]) -> tuple[int, str]:
+    """Returns the number of a track and its kind, "" for another one; adds the numbers of tracks
+    with its chapters."""
+    number, handler = 0, ""
+    for name, a, b in _boxes(read, begin, end):
+        if name == b"tkhd":
+            header = read(a, 24)
             at = 20 if header[:1] == b"\x01" else 12
             number = int.from_bytes(header[at : at + 4], "big")
-            for name, a, b in _boxes(reader(own.get(b"tref", b"")), 0, len(own.get(b"tref", b""))):
-                if name == b"chap":
-                    ids = own[b"tref"][a:b]
-                    chapters |= {
-                        int.from_bytes(ids[at : at + 4], "big") for at in range(0, len(ids), 4)
-                    }
-            media = own.get(b"mdia", b"")
-            for name, a, _ in _boxes(reader(media), 0, len(media)):
-                if name == b"hdlr" and media[a + 8 : a + 12] in _HANDLERS:
-                    tracks[number] = _HANDLERS[media[a + 8 : a + 12]]
-    yield from (kind for number, kind in tracks.items() if number not in chapters)
+        elif name == b"mdia":
+            inner = (place for kind, place, _ in _boxes(read, a, b) if kind == b"hdlr")
+            handler = next((_HANDLERS.get(read(place + 8, 4), "") for place in inner), "")
+        elif name == b"tref":
+            for kind, place, stop in _boxes(read, a, b):
+                ids = read(place, min(stop - place, BEGINNING)) if kind == b"chap" else b""
+                chapters |= {
+                    int.from_bytes(ids[at : at + 4], "big") for at in range(0, len(ids), 4)
+                }
+    return number, handler
 
 
 def _matroska(read: Read, size: int) -> Iterator[str]:

@@ -112,10 +112,10 @@ class SizedProcessor(MediaProcessor):
         """Returns what `prepare` makes of the item. key: hash of all that it depends on."""
         settings = self.own_settings(options)
         made = self.processed(self.content_of(item, settings), item.digest, settings)
-        notes = self.notes_of(item)
+        notes = self._notes_of(item)
         return replace(made, notes=notes) if notes else made
 
-    def notes_of(self, item: Any) -> tuple[str, ...]:
+    def _notes_of(self, item: Any) -> tuple[str, ...]:
         """Returns what a user should know of an item whose content was read; () by default."""
         return ()
 

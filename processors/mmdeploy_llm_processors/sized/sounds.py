@@ -54,7 +54,7 @@ class SoundProcessor(SizedProcessor):
         own = {name: value for name, value in settings.items() if name not in self.settings}
         return item.samples(self.rate, own, most=self.most, because=self.because)
 
-    def notes_of(self, item: OpenSound) -> tuple[str, ...]:
+    def _notes_of(self, item: OpenSound) -> tuple[str, ...]:
         """Returns what is left out of the sound, or filled with silence."""
         return item.notes
 

@@ -22,6 +22,7 @@ from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Heard, Spoken
 from tests.media.sound_files import RATE, noise, wav16
+from tests.media.test_sound_clock import film
 
 
 @pytest.mark.parametrize(
@@ -534,6 +535,22 @@ def test_silence_is_not_asked_about(tmp_path):
     (found,) = run([path], engine).values()
     assert (engine.asked, found.lines, found.error) == ([], (), None)
     assert found.told == f"{path}: 2 s, 0 lines, 1 window of digital silence"
+
+
+def test_what_is_not_asked_about_keeps_its_time(tmp_path):
+    """Windows of digital silence, and a gap in a file whose packets have times."""
+    speech = noise(3)
+    quiet = tmp_path / "a.wav"
+    quiet.write_bytes(wav16(np.concatenate([speech, speech * 0, speech * 0, speech])))
+    gap = tmp_path / "b.mkv"
+    gap.write_bytes(film("matroska", "pcm_s16le", (0.0, 9.0), picture=None))
+    found = run([quiet, gap], Engine())
+    assert (found["a.wav"].seconds, found["a.wav"].num_silent) == (12, 2)
+    starts = [line.start for line in found["a.wav"].lines]
+    assert starts == [0.5, 2.5, 8.5, 10.5], "windows begin each 2 seconds"
+    assert found["b.mkv"].seconds == 11
+    assert found["b.mkv"].lines[-1].end == 11
+    assert found["b.mkv"].notes == ("a gap of 7.00 s in all, from 2.00 s on; silence stands there",)
 
 
 def test_an_end_that_is_missing_is_told(tmp_path):

@@ -1,6 +1,7 @@
 """Films and sounds are what their tracks are, whatever brand or name the file has."""
 
 import io
+import struct
 from fractions import Fraction
 
 import av
@@ -124,6 +125,38 @@ def test_the_tracks_say_what_a_file_is(tmp_path, kind, name, make):
         assert len(plan([str(tmp_path)], ("srt",), None, Configuration()).tasks) == 1
         sound = SoundDecoder().open(blob, MediaLimits(isolation="thread"))
         assert len(sound.samples(16_000, {})) == pytest.approx(16_000, abs=2000)
+
+
+def box(name, *content):
+    data = b"".join(content)
+    return struct.pack(">I", len(data) + 8) + name + data
+
+
+def track(number, handler, *more):
+    header = box(b"tkhd", bytes(12), struct.pack(">I", number), bytes(68))
+    return box(b"trak", header, *more, box(b"mdia", box(b"hdlr", bytes(8), handler, bytes(12))))
+
+
+@pytest.mark.parametrize(
+    ("tracks", "kinds"),
+    [
+        ([track(1, b"soun")], {SOUND}),
+        # A book that is read, with a picture for each chapter, or titles.
+        ([track(1, b"soun", box(b"tref", box(b"chap", b"\0\0\0\2"))), track(2, b"vide")], {SOUND}),
+        ([track(1, b"soun", box(b"tref", box(b"chap", b"\0\0\0\2"))), track(2, b"text")], {SOUND}),
+        ([track(1, b"soun"), track(2, b"vide")], {SOUND, PICTURE}),
+        ([track(1, b"vide"), track(2, b"hint")], {PICTURE}),
+        ([track(1, b"text")], set()),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_tracks_of_mp4(tracks, kinds, is_first):
+    """Boxes as ISO/IEC 14496-12 has them; the list of tracks before or after what they hold, whose
+    size may have 64 bits."""
+    media = struct.pack(">I", 1) + b"mdat" + struct.pack(">Q", 1016) + bytes(1000)
+    film_ = box(b"moov", box(b"mvhd", bytes(100)), *tracks)
+    blob = box(b"ftyp", b"isom", bytes(4)) + (film_ + media if is_first else media + film_)
+    assert tracks_of("mp4", reader(blob), len(blob)) == kinds
 
 
 def test_sounds_alone_are_no_videos(tmp_path):
