@@ -5,7 +5,7 @@ Ogg, ASF, FLV and AVI. What a file is, its tracks say, not its brand or its name
 
 Sources: ISO/IEC 14496-12, 8.3 to 8.4 (handlers, references between tracks); RFC 9559 (Matroska,
 TrackType); RFC 3533 (Ogg, first pages); the specification of ASF, 3.3 (stream properties); of FLV,
-annex E; of AVI, strh.
+annex E; of AVI, strh; ISO/IEC 13818-1, 2.4.4 (program map, stream types).
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ _TRACKS, _ENTRY, _TYPE, _SEGMENT, _CLUSTER = (
     *(b"\x16\x54\xae\x6b", b"\xae", b"\x83"),
     *(b"\x18\x53\x80\x67", b"\x1f\x43\xb6\x75"),
 )
+_TS_PACKET, _TS_MARK = 188, 0x47
+_TS_TYPES = {
+    **dict.fromkeys((0x01, 0x02, 0x10, 0x1B, 0x20, 0x21, 0x24, 0x33, 0x42, 0xD1, 0xEA), PICTURE),
+    **dict.fromkeys((0x03, 0x04, 0x0F, 0x11, 0x1C, 0x81, 0x87), SOUND),
+}
 _MATROSKA_TYPES = {1: PICTURE, 2: SOUND}
 
 
@@ -44,6 +49,7 @@ def tracks_of(container: str, read: Read, size: int) -> frozenset[str]:
         "asf": _asf,
         "flv": _flv,
         "avi": _avi,
+        "mpegts": _mpegts,
     }
     return frozenset(readers[container](read, size)) if container in readers else frozenset()
 
@@ -196,3 +202,35 @@ def _avi(read: Read, size: int) -> Iterator[str]:
         if kind := {b"vids": PICTURE, b"auds": SOUND}.get(head[at + 8 : at + 12]):
             yield kind
         at = head.find(b"strh", at + 4)
+
+
+def _mpegts(read: Read, size: int) -> Iterator[str]:
+    """Reads the first program map; a stream of another type may be a picture or a sound."""
+    head = read(0, min(size, BEGINNING))
+    begin = 4 if head[4:5] == b"\x47" and head[:1] != b"\x47" else 0  # after a time of 4 bytes
+    maps = set[int]()
+    for at in range(begin, len(head) - _TS_PACKET + 1, _TS_PACKET + begin):
+        packet = head[at : at + _TS_PACKET]
+        number = int.from_bytes(packet[1:3], "big") & 0x1FFF
+        section = _section(packet) if number == 0 or number in maps else b""
+        if section[:1] == b"\0":
+            places = range(8, len(section) - 3, 4)
+            maps |= {int.from_bytes(section[at + 2 : at + 4], "big") & 0x1FFF for at in places}
+        elif section[:1] == b"\2":
+            place = 12 + (int.from_bytes(section[10:12], "big") & 0xFFF)
+            while place + 5 <= len(section):
+                yield _TS_TYPES.get(section[place], PICTURE)
+                place += 5 + (int.from_bytes(section[place + 3 : place + 5], "big") & 0xFFF)
+            return
+
+
+def _section(packet: bytes) -> bytes:
+    """Returns the section that begins in a packet, without its checksum; b"" where none does, or
+    where it is longer than the packet."""
+    if packet[0] != _TS_MARK or not packet[1] & 0x40 or not packet[3] & 0x10:
+        return b""
+    at = 5 + packet[4] if packet[3] & 0x20 else 4
+    at += 1 + packet[at] if at < len(packet) else 0
+    length = int.from_bytes(packet[at + 1 : at + 3], "big") & 0xFFF
+    end = at + 3 + length - 4
+    return packet[at:end] if end <= len(packet) else b""

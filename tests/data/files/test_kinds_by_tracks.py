@@ -88,6 +88,8 @@ SOUNDS = {  # names that phones, recorders and browsers write -> what makes such
     "a.w64": lambda: film("w64", "pcm_s16le"),
     "a.rf64": lambda: film("wav", "pcm_s16le", options={"rf64": "always"}),
     "a.mp2": lambda: film("mp2", "mp2"),
+    "a.mts": lambda: film("mpegts", "mp2"),
+    "b.m2ts": lambda: film("mpegts", "ac3", options={"mpegts_m2ts_mode": "1"}),
 }
 VIDEOS = {
     "a.mp4": lambda: film("mp4", "aac", "mpeg4"),
@@ -101,6 +103,7 @@ VIDEOS = {
     "a.wmv": lambda: film("asf", "libmp3lame", "mpeg4"),
     "a.flv": lambda: film("flv", "aac", "flv1", rate=44_100),
     "a.avi": lambda: film("avi", "libmp3lame", "mpeg4"),
+    "b.m2ts": lambda: film("mpegts", "ac3", "mpeg4", options={"mpegts_m2ts_mode": "1"}),
     "a.m2ts": lambda: film("mpegts", "mp2", "mpeg4"),
 }
 ALL = [("audio", name, make) for name, make in SOUNDS.items()]
@@ -185,7 +188,9 @@ def test_sounds_that_are_not_read_are_refused_by_name(tmp_path, name, codec, nou
         SoundDecoder().open(blob, MediaLimits())
 
 
-@pytest.mark.parametrize("name", ["isom.m4a", "a.webm", "a.ogg", "a.wma", "a.flv", "a.avi"])
+@pytest.mark.parametrize(
+    "name", ["isom.m4a", "a.webm", "a.ogg", "a.wma", "a.flv", "a.avi", "a.mts"]
+)
 def test_headers_that_are_cut_off_or_damaged(name):
     """Nothing is raised, and no more is said than what is there."""
     blob = SOUNDS[name]()
@@ -194,6 +199,7 @@ def test_headers_that_are_cut_off_or_damaged(name):
     for size in (*range(0, 200, 7), *range(200, len(blob), max(1, len(blob) // 20))):
         part = blob[:size]
         assert tracks_of(container, reader(part), size) <= {SOUND}
+    assert tracks_of(container, reader(blob), len(blob)) == {SOUND}
     for _ in range(100):
         damaged = bytearray(blob)
         for place in rng.integers(0, min(len(blob), 3000), 8):
