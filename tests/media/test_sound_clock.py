@@ -13,6 +13,7 @@ import pytest
 
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import SoundDecoder
+from mmdeploy_llm.media.sound.clock import Clock
 from tests.media.sound_files import RATE, noise, wav16
 
 HERE = MediaLimits(isolation="thread")
@@ -180,6 +181,24 @@ def test_a_gap_beyond_all_limits_is_a_new_clock():
     found, _, notes = heard(film("matroska", "pcm_s16le", (0.0, 20_000.0), end=3))
     assert found == pytest.approx([1.0, 3.0], abs=0.003)
     assert "its clock jumps by 19998.00 s after 2.00 s" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("faster", "most", "places"), [(1.0, 0.0, 0), (1.01, 0.3, 2), (1.001, 0.3, 0), (0.99, 0.5, 0)]
+)
+def test_times_that_drift_put_no_silence_between_all_packets(faster, most, places):
+    """Packets of 20 ms for 100 s, whose times run a little faster or slower than their samples,
+    vary by 4 ms, and lack one of them."""
+    clock = Clock(zero=0.0, most=100.0)
+    rng, filled = np.random.default_rng(0), []
+    for number in range(5000):
+        if number != 2500:
+            time = number * 0.02 * faster + rng.uniform(-0.002, 0.002)
+            if seconds := clock.silence_before(time):
+                filled.append(seconds)
+            clock.heard(0.02)
+            assert abs(clock.position - 0.02 - time + clock.zero) < most + 0.03
+    assert places <= len(filled) - 1 <= places + 1
 
 
 def stereo(left, right):

@@ -21,6 +21,8 @@ RESTARTS = frozenset(("mpegts", "mpeg"))  # whose clocks may begin anew within a
 NEW_CLOCK = 10.0  # seconds of a jump that is a new clock there, as in FFmpeg's programs
 LEAST_START = 0.002  # seconds before a sound; less is the rounding of times
 LEAST_GAP = 0.015  # less than one packet of speech; times in milliseconds vary by less
+LEAST_STEP = 0.01  # seconds between two packets where one is missing
+MOST_DRIFT = 0.3  # seconds by which times that run a little faster than samples are ahead
 LEAST_BACK = 0.5  # seconds that times run back by, where their clock begins anew
 
 
@@ -31,6 +33,7 @@ class Clock:
     zero: the file's time of the first moment that players show. most: seconds of a gap that are
     filled; after a longer one the clock counts as a new one. Written by its reader alone. before:
     seconds of silence before the sound. gaps, jumps: moments and seconds. began: zero as it was.
+    following: the file's time at which the samples so far end.
     """
 
     zero: float
@@ -41,6 +44,7 @@ class Clock:
     gaps: list[tuple[float, float]] = field(default_factory=list)
     jumps: list[tuple[float, float]] = field(default_factory=list)
     has_begun: bool = False
+    following: float = 0.0
 
     def __post_init__(self) -> None:
         self.began = self.zero
@@ -50,10 +54,12 @@ class Clock:
         late = time - self.zero - self.position
         least = LEAST_GAP if self.has_begun else LEAST_START
         is_first, self.has_begun = not self.has_begun, True
+        is_hole = is_first or time - self.following >= LEAST_STEP or late >= MOST_DRIFT
+        self.following = time
         if late > self.most or late <= -LEAST_BACK:
             self.zero += late
             self.jumps.append((self.position, late))
-        elif late >= least:
+        elif late >= least and is_hole:
             self.position += late
             if is_first:
                 self.before = late
@@ -65,6 +71,7 @@ class Clock:
     def heard(self, seconds: float) -> None:
         """Counts samples."""
         self.position += seconds
+        self.following += seconds
 
     def notes(self) -> Iterator[str]:
         """Yields what a listener should know."""
