@@ -118,6 +118,17 @@ def _is_adts(head: bytes) -> bool:
     return len(head) > 2 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0 and head[2] >> 2 & 15 < 13
 
 
+def _is_ac3(head: bytes) -> bool:
+    """Returns whether a frame of AC-3 begins here: rate, size and version are those that there are
+    (ETSI TS 102 366, 5.3)."""
+    return len(head) > 5 and head[4] >> 6 != 3 and head[4] & 63 < 38 and head[5] >> 3 <= 10
+
+
+def _is_eac3(head: bytes) -> bool:
+    """Returns whether a frame of Enhanced AC-3 begins here (the same, annex E)."""
+    return len(head) > 5 and 10 < head[5] >> 3 <= 16 and head[2] >> 6 != 3
+
+
 def _is_bmp(head: bytes) -> bool:
     """Returns whether the second header has a size that one has, or is cut off."""
     return len(head) < 18 or int.from_bytes(head[14:18], "little") in _BMP_HEADERS
@@ -187,6 +198,7 @@ def _raw(*begins: FirstBytes, **rest: Any) -> Format:
 
 
 _TO_PNG, _UNPACK, _CORPUS = "convert it to PNG", "unpack it", "name it as a corpus"
+_TO_FLAC = "convert it to FLAC or WAV"
 EMPTY = _other("empty file", "")
 RAW = _raw(b"IIU\0", b"IIRO", b"IIRS", b"FUJIFILMCCD-RAW", b"FOVb")  # RW2, ORF, RAF, X3F
 SVG = _other("SVG drawing", _TO_PNG, texts=(b"<svg", b"<!doctype svg"))
@@ -240,6 +252,8 @@ FORMATS = (
     _sound("aiff", (8, b"AIFF"), (8, b"AIFC"), outer=(b"FORM",), suffixes="aiff aif aifc"),
     _sound("flac", b"fLaC", suffixes="flac"),
     _sound("mp3", b"ID3", suffixes="mp3"),
+    _sound("ac3", b"\x0b\x77", check=_is_ac3, suffixes="ac3"),
+    _sound("eac3", b"\x0b\x77", check=_is_eac3, suffixes="eac3 ec3"),
     _sound("amr", b"#!AMR", suffixes="amr"),
     _sound("caf", b"caff\0\x01", suffixes="caf"),
     _sound("au", b".snd\0", suffixes="au snd"),
@@ -258,6 +272,14 @@ FORMATS = (
     _other("icon", _TO_PNG, b"\0\0\x01\0"),
     SVG,
     _other("MIDI file", "", b"MThd"),
+    _other("WavPack sound", _TO_FLAC, b"wvpk"),
+    _other("Monkey's Audio sound", _TO_FLAC, b"MAC \x96\x0f", b"MAC \x8c\x0f"),
+    _other("True Audio sound", _TO_FLAC, b"TTA1", b"TTA2"),
+    _other("Musepack sound", _TO_FLAC, b"MPCK", b"MP+"),
+    _other("DSD sound", _TO_FLAC, b"DSD \x1c\0\0\0", b"FRM8"),
+    _other("DTS sound", _TO_FLAC, b"\x7f\xfe\x80\x01"),
+    _other("Creative Voice file", _TO_FLAC, b"Creative Voice File"),
+    _other("RealAudio or RealMedia file", _TO_FLAC, b".RMF\0", b".ra\xfd"),
     _other("PDF document", "", b"%PDF-", kind="pdf", texts=(b"%pdf-",), suffixes=("pdf",)),
     _other("PostScript document", "", b"%!PS", texts=(b"%!ps",)),
     _other("HTML page", "", texts=(b"<!doctype html", b"<html", b"<head", b"<body")),

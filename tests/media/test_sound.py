@@ -195,11 +195,11 @@ def test_what_is_no_sound(decoder, source, error, message):
         read(decoder, source)
 
 
-@pytest.mark.parametrize("size", [10, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("size", [10, 11, 1000, 2**31, 2**31 + 10**6, 2**32 - 1])
 def test_lengths_of_headers_are_not_believed(decoder, size):
+    """One that is too small is that of a recorder that lost power before it wrote the true one."""
     found = read(decoder, wav16(SAMPLES, size=size))
-    assert len(found) == min(size // 2, len(SAMPLES))
-    assert np.array_equal(found, floats(SAMPLES)[: len(found)])
+    assert np.array_equal(found, floats(SAMPLES))
 
 
 def test_limits(decoder):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmdeploy_llm.data.files.chosen_kinds import check_kinds
-from mmdeploy_llm.data.files.kinds import kind_of_bytes
+from mmdeploy_llm.data.files.kinds import FILMS, kind_of_bytes
 from mmdeploy_llm.data.files.question_fields import OF_FILES, OF_PAGES
 from mmdeploy_llm.data.records.template import MAX_NAME, Template, shown
 from mmdeploy_llm.data.rows.formats.folders import METADATA
@@ -152,10 +152,13 @@ def detect(
 
 
 def by_suffix(values: Mapping[str, Any], kinds: KindTable) -> Iterator[Column]:
-    """Yields the columns whose name ends like that of a media file and that hold bytes."""
+    """Yields the columns whose name ends like that of a media file and that hold bytes; of films
+    and sounds their tracks say which they are."""
     for name, value in values.items():
         kind = kinds.of_name(f"x.{name}")
         if isinstance(value, bytes) and kind is not None:
+            if kind in FILMS:
+                kind = kind_of_bytes(value, kinds) or kind
             yield Column(kind=kind, name=name)
 
 

@@ -1,5 +1,5 @@
 """Transcribes files of speech: in windows that overlap, to subtitles and text.
 
-file --> samples --> windows --> answers with times --> joined --> .srt .vtt .txt .json
-         run.py      run.py      hooks.SpeechRules      joining.py writing.py
+file --> samples --> windows --> answers with times --> joined --> .srt .vtt .txt .json .source
+         run.py      run.py      hooks.SpeechRules      joining.py writing.py       sources.py
 """

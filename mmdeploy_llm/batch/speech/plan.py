@@ -1,4 +1,5 @@
-"""Plans a run: which files there are, where their transcripts go, and which are there already."""
+"""Plans a run: which files there are, where their transcripts go, and which are there already, made
+of the same sound by the same model with the same options."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from mmdeploy_llm.batch.engine import describe_engine
 from mmdeploy_llm.data.files.chosen_kinds import ChosenKinds
 from mmdeploy_llm.data.files.files import find_media
 from mmdeploy_llm.data.files.walk import Ids
+from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError, PluginError
 from mmdeploy_llm.hooks import MediaLimits, SpeechRules
 from mmdeploy_llm.hooks.factories import imported_for
@@ -21,7 +24,8 @@ from mmdeploy_llm.system.guarding.claims import claimed
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.weights.folder import PROMPT_FILES, look_up
 
-from .run import Transcriber, Transcript
+from .run import Transcriber, Transcript, Wish
+from .sources import Sources
 from .writing import FORMATS, write
 
 if TYPE_CHECKING:
@@ -32,17 +36,29 @@ KINDS = ("audio", "video")  # of a video its sound track
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A file and where its transcripts go: paths by format. overwrite: whether they may be there
+    """A file and where its transcripts go: paths by format. stem: the name that they share, without
+    their endings. made_by: what decides their words. overwrite: whether they may be there
     already."""
 
     path: Path
+    stem: Path
     targets: dict[str, Path]
+    made_by: Configuration
     overwrite: bool = False
 
-    @property
-    def stem(self) -> Path:
-        """The name that the transcripts share, without their endings."""
-        return next(iter(self.targets.values())).with_suffix("")
+    def left_to_do(self) -> Self:
+        """Returns the task without the transcripts that are there. Raises ConfigError for one that
+        was made of something else, or of which nothing says what it was made of."""
+        there = {name: path for name, path in self.targets.items() if path.exists()}
+        known = Sources(self.stem)
+        for name, path in there.items():
+            if why := known.difference(name, self.path, self.made_by):
+                raise ConfigError(
+                    f"{str(path)!r} is not its transcript, so it stays: {why}; --output writes "
+                    "elsewhere, --overwrite replaces it"
+                )
+        left = {name: path for name, path in self.targets.items() if name not in there}
+        return replace(self, targets=left)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -65,6 +81,8 @@ class Task:
             with self.claimed():
                 for name, target in self.targets.items():
                     write(target, FORMATS[name](transcript.lines))
+                if transcript.source is not None:
+                    Sources(self.stem).write(self.targets, transcript.source, self.made_by)
         except (ConfigError, OSError) as error:
             return replace(transcript, error=str(error))
         return transcript
@@ -73,10 +91,12 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The files to be transcribed, by path. num_done: those that have all transcripts already.
-    told: lines about files that are not transcribed."""
+    refused: those whose name has transcripts of something else. told: lines about files that are
+    not transcribed."""
 
     tasks: dict[Path, Task]
     num_done: int
+    refused: tuple[Transcript, ...] = ()
     told: tuple[str, ...] = ()
 
     def run(self, transcriber: Transcriber) -> Iterator[Transcript]:
@@ -126,40 +146,54 @@ def _rule_of(files: ModelFiles) -> SpeechRules:
     return rule
 
 
+def made_by(config: EngineConfig, wish: Wish) -> Configuration:
+    """Returns what decides the words of transcripts besides the sounds. Raises CheckpointError
+    where there is no such model."""
+    engine = describe_engine(config)
+    return replace(engine, values={**engine.values, **asdict(wish)})
+
+
 def plan(
     paths: Iterable[str],
     formats: Sequence[str],
     folder: Path | None,
+    made_by: Configuration,
     *,
     is_recursive: bool = True,
     overwrite: bool = False,
 ) -> Plan:
     """Finds files of sound, and videos, and names their transcripts: a.srt for a.mp3, beside it or
     beneath `folder`, where of several inputs their ids tell them apart. Two files of one name keep
-    their endings: a.mp3.srt and a.wav.srt. Raises ConfigError where nothing is found."""
+    their endings: a.mp3.srt and a.wav.srt. A file is done where the transcripts that are there were
+    made of it, by the same model and options, see sources.py; it is refused where one was not.
+    Raises ConfigError where nothing is found."""
     takes = "`transcribe` takes sounds and videos"
     wanted = ChosenKinds(chosen=KINDS, leaves_out=(f"it has no sound; {takes}", takes))
     found = find_media(paths, is_recursive=is_recursive, wanted=wanted)
     files, ids = found.files, Ids(found.root)
     bases = [Path(one.path) if folder is None else folder / ids.of(one.place) for one in files]
     counts = Counter(name for base in bases for name in {_name(base), _name(base.with_suffix(""))})
-    tasks, num_done = dict[Path, Task](), 0
+    tasks, refused, num_done = dict[Path, Task](), list[Transcript](), 0
     for file, base in zip(files, bases, strict=True):
         is_only = counts[_name(base.with_suffix(""))] == 1
         stem = base.with_suffix("") if is_only else base
         targets = {name: stem.with_name(f"{stem.name}.{name}") for name in formats}
-        if not overwrite:
-            targets = {name: path for name, path in targets.items() if not path.exists()}
-        num_done += not targets
-        if targets:
-            tasks[Path(file.path)] = Task(
-                path=Path(file.path), targets=targets, overwrite=overwrite
-            )
+        task = Task(
+            path=Path(file.path), stem=stem, targets=targets, made_by=made_by, overwrite=overwrite
+        )
+        try:
+            task = task if overwrite else task.left_to_do()
+        except ConfigError as error:
+            refused.append(Transcript(path=task.path, error=str(error)))
+            continue
+        num_done += not task.targets
+        if task.targets:
+            tasks[task.path] = task
     _make_folders({path.parent for task in tasks.values() for path in task.targets.values()})
     have = "file has its" if num_done == 1 else "files have their"
     done = f"{num_done} {have} transcripts (--overwrite: again)" if num_done else ""
     told = tuple(filter(None, (found.skipped.text, *found.skipped.notes, done)))
-    return Plan(tasks=tasks, num_done=num_done, told=told)
+    return Plan(tasks=tasks, num_done=num_done, refused=tuple(refused), told=told)
 
 
 def _make_folders(folders: Iterable[Path]) -> None:

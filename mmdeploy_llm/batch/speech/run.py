@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmdeploy_llm.data.records.identity import file_state
 from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
@@ -22,6 +23,7 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
 from .joining import Line, joined
+from .sources import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +97,12 @@ class Transcript:
 
     seconds: its length. languages: those that were recognized, in order. num_silent: windows of
     digital silence. num_again: windows that were asked for again, see is_poor. doubtful: the
-    seconds at which windows begin whose last answer was poor, too. notes: see OpenSound.
+    seconds at which windows begin whose last answer was poor, too. notes: see OpenSound. source:
+    what was heard.
     """
 
     path: Path
+    source: Source | None = None
     lines: tuple[Line, ...] = ()
     seconds: float = 0.0
     languages: tuple[str, ...] = ()
@@ -130,6 +134,7 @@ class _File:
     indices of windows, see Transcript."""
 
     path: Path
+    source: Source | None = None
     windows: list[Window]
     rate: int
     num_left: int = 0
@@ -151,6 +156,7 @@ class Transcriber:
         self, llm: LoadedModel, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
     ) -> None:
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
+        self._language = wish.language
         self._prompt = rule.prompt(wish.language, wish.task, wish.before)
         overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
         if 2 * overlap >= rule.seconds:
@@ -198,16 +204,22 @@ class Transcriber:
         answers are poor."""
         for path in paths:
             file = _File(path=path, windows=[], rate=self._rule.rate)
+            state = file_state(str(path))  # before: what is written to it meanwhile shows later
             try:
-                opened = decoder.open(
-                    read_beneath(path, self._limits, name="the file"), self._limits
-                )
+                blob = read_beneath(path, self._limits, name="the file")
+                opened = decoder.open(blob, self._limits)
                 samples = opened.samples(self._rule.rate, {})
             except MMDeployLLMError as error:
                 file.error = str(error)
                 self._ready.append(file)
                 continue
             file.notes = opened.notes
+            file.source = Source(
+                path=path,
+                digest=opened.digest,
+                num_bytes=len(blob),
+                modified=state[1] if state is not None else 0,
+            )
             file.windows = list(windows_of(len(samples), self._size, self._overlap))
             parts = [samples[window.first : window.end] for window in file.windows]
             long = [
@@ -257,6 +269,7 @@ class Transcriber:
             windows = [self._lines(file, index) for index in range(len(file.windows))]
             yield Transcript(
                 path=file.path,
+                source=file.source,
                 lines=tuple(joined(windows)),
                 seconds=seconds,
                 languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
@@ -271,12 +284,14 @@ class Transcriber:
         window, rate = file.windows[index], file.rate
         start, end = window.first / rate, window.end / rate
         found = list[Line]()
-        for spoken in file.heard[index].spoken if index in file.heard else ():
+        heard = file.heard.get(index, Heard(language=None, spoken=()))
+        for spoken in heard.spoken:
             text = self._text(spoken.ids)
             begin = min(start + spoken.start, end)
             last = end if spoken.end is None else min(start + spoken.end, end)
             if text:
-                found.append(Line(start=begin, end=max(begin, last), text=text))
+                language = heard.language or self._language
+                found.append(Line(start=begin, end=max(begin, last), text=text, language=language))
         return start, end, found
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,16 @@ from mmdeploy_llm.errors import ConfigError
 from .joining import Line
 
 Write = Callable[[Sequence[Line]], str]
+WORD_JOINER = "\u2060"
+# "<" of a tag, "{" of an override, a backslash of a line end, minutes of a time.
+_MARKUP = re.compile(r"<(?= *\/? *[a-zA-Z])|\{(?=\\)|\\(?=[Nnh])|\d:\d{1,2}:(?=\d{1,2}[.,]\d)")
 SHORTEST = 0.1  # seconds of a subtitle: WebVTT has none that ends when it begins
 
 
 def srt(lines: Sequence[Line]) -> str:
-    """Returns SubRip: numbered blocks with times 00:00:01,500. It has no escapes, so that the arrow
-    between times is a shorter one in a text."""
+    """Returns SubRip: numbered blocks with times 00:00:01,500."""
     blocks = (
-        f"{number}\n{_span(line, ',')}\n{text.replace('-->', '->')}\n"
+        f"{number}\n{_span(line, ',')}\n{_literal(text)}\n"
         for number, (line, text) in enumerate(_texts(lines), start=1)
     )
     return "\n".join(blocks)
@@ -38,10 +41,15 @@ def txt(lines: Sequence[Line]) -> str:
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """Returns a list of {start, end, text}, times in seconds."""
+    """Returns a list of {start, end, text, language}, times in seconds."""
     rows = [
-        {"start": round(line.start, 3), "end": round(line.end, 3), "text": line.text}
-        for line in lines
+        {
+            "start": round(line.start, 3),
+            "end": round(line.end, 3),
+            "text": text,
+            "language": line.language,
+        }
+        for line, text in _texts(lines)
     ]
     return json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
 
@@ -88,6 +96,12 @@ def _texts(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
         text = "".join(one for one in text if unicodedata.category(one) != "Cc")
         if words := text.split():
             yield line, " ".join(words)
+
+
+def _literal(text: str) -> str:
+    """Returns a text as SubRip should show it. It has no escapes: a word joiner, which nobody sees,
+    is put into what readers take for tags, line ends or times."""
+    return _MARKUP.sub(lambda found: found[0] + WORD_JOINER, text)
 
 
 def _escaped(text: str) -> str:

@@ -29,27 +29,32 @@ def transcribe(
     """Transcribe files of speech; write subtitles and texts."""
     check_media(sounds)
     options = desk.llm_options(ctx)
-    from mmdeploy_llm.batch.speech.plan import open_rule, plan
+    from mmdeploy_llm.batch.speech.plan import made_by, open_rule, plan
     from mmdeploy_llm.batch.speech.run import Transcriber, Wish
     from mmdeploy_llm.batch.speech.writing import read_formats
     from mmdeploy_llm.values.options.config import EngineConfig
 
     out, wish = desk.output, Wish(**desk.speech.wish)
+    formats = read_formats(out.transcripts)
+    config = EngineConfig.from_options(desk.model.model, options)
+    rule, limits = open_rule(config)
+    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
     planned = plan(
         sounds,
-        read_formats(out.transcripts),
+        formats,
         out.output,
+        made_by(config, wish),
         is_recursive=out.folders.get("recursive", True),
         overwrite=out.overwrite,
     )
     for words in planned.told:
         typer.echo(words)
-    if not planned.tasks:
-        return
-    rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
-    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
-    with open_llm(desk.model.model, options) as llm:
-        num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
+    for refused in planned.refused:
+        print_error(f"{refused.path}: {refused.error}")
+    num_failed = len(planned.refused)
+    if planned.tasks:
+        with open_llm(desk.model.model, options) as llm:
+            num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
     if num_failed:
         raise typer.Exit(SOME_FAILED)
 
@@ -57,7 +62,7 @@ def transcribe(
 def _run(transcriber: Transcriber, planned: Plan) -> int:
     """Says which transcripts are written, as they are, and after Ctrl-C how to go on. Returns how
     many failed."""
-    num_failed, num_written, num_files = 0, 0, len(planned.tasks)
+    num_failed, num_written, num_files = len(planned.refused), 0, len(planned.tasks)
     try:
         for found in planned.run(transcriber):
             if found.error is None:
@@ -70,6 +75,6 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
         told = f"stopped with {num_files - num_written} of {num_files} files left"
         typer.echo(f"{told}; the same command (without --overwrite) does them", err=True)
         raise
-    if num_files > 1:
+    if num_written + num_failed > 1:
         typer.echo(f"{num_written} files transcribed, {num_failed} failed")
     return num_failed

@@ -11,12 +11,13 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.media.tracks import PICTURE, Read, reader, tracks_of
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.system.portable import files
 from mmdeploy_llm.values.first_bytes import EMPTY, HEAD, RAW, Format, format_of, is_text
@@ -34,6 +35,7 @@ _RAWS = (
 )
 # Kinds whose formats the table of first bytes tells better than a few of them.
 KNOWN_KINDS = frozenset((*MEDIA_KINDS, "audio", "pdf"))
+FILMS = ("video", "audio")  # kinds whose files begin alike: their tracks say which they are
 PAGED = "tiff"  # the kind of TIFF files whose pages are read one by one
 RAW_SUFFIXES = frozenset(f".{name}" for name in _RAWS.split())
 
@@ -91,10 +93,13 @@ def kind_of(path: str, has_heif: bool, kinds: KindTable = BUILT_IN_KINDS) -> Med
             return NOT_REGULAR
         fd = os.open(path, os.O_RDONLY | files.NO_WAIT)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 return NOT_REGULAR
             head = files.read_at(fd, HEAD, 0)
-            found = format_of(head)
+            found = _by_tracks(
+                format_of(head), lambda place, size: files.read_at(fd, size, place), status.st_size
+            )
             if kind := _plugins_own(head, found, named, kinds):
                 return Media(kind=kind)
             judged = _judged(path, found, has_heif, named, kinds)
@@ -116,11 +121,21 @@ def kind_of(path: str, has_heif: bool, kinds: KindTable = BUILT_IN_KINDS) -> Med
 
 
 def kind_of_bytes(data: bytes, kinds: KindTable) -> str | None:
-    """Returns the kind of a media file by its first bytes alone."""
+    """Returns the kind of a media file by its bytes alone."""
     head = data[:HEAD]
-    found = format_of(head)
+    found = _by_tracks(format_of(head), reader(data), len(data))
     known = found.kind if found is not None and found.kind in kinds.kinds else None
     return _plugins_own(head, found, None, kinds) or known
+
+
+def _by_tracks(found: Format | None, read: Read, size: int) -> Format | None:
+    """Returns a format of films and sounds as the kind that its tracks make it: a sound is what has
+    no picture."""
+    if found is None or found.kind not in FILMS:
+        return found
+    tracks = tracks_of(found.container, read, size)
+    kind = "video" if PICTURE in tracks else "audio" if tracks else found.kind
+    return found if kind == found.kind else replace(found, kind=kind)
 
 
 def _plugins_own(

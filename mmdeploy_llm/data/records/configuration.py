@@ -110,7 +110,7 @@ class ConfigurationFile:
         earlier = known.get(others[-1])
         words = f"{str(self._path)!r} is missing, so the differences cannot be named"
         if earlier is not None:
-            words = "; ".join(_differences(earlier, mine)) or "the differences cannot be named"
+            words = "; ".join(differences(earlier, mine)) or "the differences cannot be named"
         raise ConfigError(
             f"{self._output!r} has results of another configuration: {words}. --resume-anyway "
             'keeps them and does the rest with this one (in Python: resume="anyway"); --overwrite '
@@ -204,8 +204,8 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(accepts, list) and all(isinstance(digest, str) for digest in accepts)
 
 
-def _differences(earlier: Mapping[str, Any], mine: Configuration) -> list[str]:
-    """Returns one sentence for each value that differs."""
+def differences(earlier: Mapping[str, Any], mine: Configuration) -> list[str]:
+    """Returns one sentence for each value that differs. earlier: an entry, see above."""
     before, now = earlier["values"], json.loads(_as_json(mine.values))
     differences = []
     for name in sorted({*before, *now}):

@@ -1,7 +1,7 @@
 """Reads sounds of any form as samples: one channel, float32, at the rate that a model expects.
 
-    file  --> PyAV, in a process that can die --> mean of the channels --> resampled
-    array ------------------------------------> mean of the channels --> resampled
+    file  --> PyAV, in a process that can die --> timed --> mean of the channels --> resampled
+    array ----------------------------------------------> mean of the channels --> resampled
 
 Samples of a file at the right rate are bit for bit those of soundfile, with which transformers
 loads sounds: whole numbers divided by their largest, channels averaged. Other rates go through

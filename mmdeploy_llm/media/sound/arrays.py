@@ -10,9 +10,9 @@ import numpy as np
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 
+from .mixing import MAX_CHANNELS, Mixer
 from .options import checked_rate
 
-MAX_CHANNELS = 64
 LARGEST = 1000.0  # of a float sample; loud ones exceed 1, whole numbers that were cast go to 32768
 
 
@@ -52,10 +52,12 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Array:
-    """Samples of one channel, float32, and their rate; None: the sound's options must say it."""
+    """Samples of one channel, float32, and their rate; None: the sound's options must say it.
+    notes: see OpenSound."""
 
     samples: np.ndarray
     rate: int | None
+    notes: tuple[str, ...] = ()
 
 
 def as_array(source: Any) -> Array:
@@ -73,7 +75,7 @@ def as_array(source: Any) -> Array:
         raise UnsupportedMediaError(
             f"a sound cannot be read from an object of type {type(source).__name__}; {FORMS}"
         )
-    return Array(samples=_mono(source), rate=None)
+    return _with_rate(source, None)
 
 
 def _of_mapping(source: Mapping[str, Any]) -> Array:
@@ -91,15 +93,18 @@ def _with_rate(values: Any, rate: Any) -> Array:
     """Takes (array, rate); some write (rate, array), as scipy reads them."""
     if _is_array(rate) and not _is_array(values):
         values, rate = rate, values
-    return Array(samples=_mono(values), rate=checked_rate(rate))
+    mixer = Mixer()
+    samples = _mono(values, mixer)
+    own = None if rate is None else checked_rate(rate)
+    return Array(samples=samples, rate=own, notes=tuple(mixer.notes()))
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
 
 
-def _mono(values: Any) -> np.ndarray:
-    """Returns one channel, float32: whole numbers divided by their largest, the mean of channels.
+def _mono(values: Any, mixer: Mixer) -> np.ndarray:
+    """Returns one channel, float32: whole numbers divided by their largest, channels mixed.
     The shorter axis holds the channels."""
     array = _as_numpy(values)
     if array.ndim > 2 or array.ndim == 0:
@@ -118,8 +123,8 @@ def _mono(values: Any) -> np.ndarray:
             f"the sound's array has the shape {list(array.shape)}, of which neither axis can be "
             f"its channels, at most {MAX_CHANNELS}; give [samples], or [channels, samples]"
         )
-    rows = floats if floats.shape[0] == samples else floats.T
-    return rows[:, 0].copy() if channels == 1 else np.ascontiguousarray(rows).T.mean(axis=0)
+    columns = floats.T if floats.shape[0] == samples else floats
+    return columns[0].copy() if channels == 1 else mixer.mixed(columns)
 
 
 def _as_numpy(values: Any) -> np.ndarray:

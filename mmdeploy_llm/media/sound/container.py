@@ -1,8 +1,9 @@
 """Reads the sound of files, through PyAV (FFmpeg): sound files, and videos with a sound track.
 
 Nothing that a header says about the length is believed, since recorders that write to a pipe do not
-know it: a file is decoded until it ends, or is longer than allowed. What is missing of the length
-that it states, and what else is left out, is noted.
+know it: a file is decoded until it ends, or is longer than allowed. Where samples are missing or
+begin late, silence stands, see clock.py. What is missing of the length that a file states, and what
+else is left out or filled, is noted.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ import av
 import numpy as np
 from av.audio.stream import AudioStream
 from av.container import InputContainer
+from av.stream import Disposition
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.media.sound.headers.lengths import parts_of, stated_seconds
+from mmdeploy_llm.media.sound.headers.ogg import Link
 from mmdeploy_llm.media.sound.headers.tally import Tally
+from mmdeploy_llm.media.tracks import is_fragmented
 
-from .arrays import MAX_CHANNELS, check_values, no_samples, too_long
+from .arrays import check_values, no_samples, too_long
+from .clock import NEW_CLOCK, RESTARTS, WITH_CLOCK, WITHOUT_CLOCK_IN_OGG, Clock
+from .mixing import BLOCK, Mixer
 from .options import RATES
 from .resampling import Resampler
 
+SILENT = 2**20  # samples of silence that are made at once
 # Formats of decoded samples -> (what a whole number is divided by, its middle).
 SCALES = {
     "u8": (128.0, 128.0),
@@ -58,9 +65,10 @@ def read_container(
     UnsupportedMediaError for one without sound.
     """
     read = Tally(name=name)
-    yield from _resampled(_cut(_mono(blob, name, read), span), rate)
-    if notes is not None and span.end is None:
-        notes += read.notes()
+    mixer = Mixer()
+    yield from _resampled(_cut(_mono(blob, name, read, mixer, span.most), span), rate)
+    if notes is not None:
+        notes += (*mixer.notes(), *(read.notes() if span.end is None else ()))
 
 
 @contextmanager
@@ -112,17 +120,17 @@ class _Block:
     rate: int
 
 
-def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
+def _mono(blob: bytes, name: str, read: Tally, mixer: Mixer, most: float) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
     for link in parts_of(blob, name):
         read.num_damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):
-            _note(read, link.blob, container, stream)
-            for frame in _frames(container, stream, read):
-                if samples := min(frame.samples, left):
+            _note(read, link, container, stream)
+            for channels, rate in _joined(_timed(container, stream, read, link.blob, most)):
+                if samples := min(channels.shape[1], left):
                     left -= samples
-                    block = _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
+                    block = _Block(samples=mixer.mixed(channels)[:samples], rate=rate)
                     read.seconds += samples / block.rate
                     yield block
     if read.is_corrupt:
@@ -132,14 +140,81 @@ def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
         )
 
 
-def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
+Channels = tuple[np.ndarray, int]  # [channels, samples] float32, samples per second
+
+
+def _joined(pieces: Iterator[Channels]) -> Iterator[Channels]:
+    """Yields pieces of BLOCK samples and more, where channels and rate stay the same."""
+    held: list[np.ndarray] = []
+    rate = 0
+    for piece, own in pieces:
+        if held and (own != rate or len(piece) != len(held[0])):
+            yield np.concatenate(held, axis=1), rate
+            held = []
+        held.append(piece)
+        rate = own
+        if sum(each.shape[1] for each in held) >= BLOCK:
+            yield (np.concatenate(held, axis=1) if len(held) > 1 else piece), rate
+            held = []
+    if held:
+        yield np.concatenate(held, axis=1), rate
+
+
+def _timed(
+    container: InputContainer, stream: AudioStream, read: Tally, blob: bytes, most: float
+) -> Iterator[Channels]:
+    """Yields the samples of frames, and silence where the times of a file say that none are."""
+    codec = stream.codec_context.name
+    has_clock = read.name in WITH_CLOCK and not (
+        read.name == "ogg" and codec in WITHOUT_CLOCK_IN_OGG
+    )
+    clock: Clock | None = None
+    begin = read.position + read.lost
+    for frame in _frames(container, stream, read):
+        channels, rate = _channels(frame), _rate(frame)
+        time = frame.time if has_clock else read.lost_until(frame.samples / rate)
+        if clock is None and time is not None:
+            zero = _zero(container, read.name, blob, time) if has_clock else begin
+            clock = Clock(zero=zero, most=NEW_CLOCK if read.name in RESTARTS else most)
+            read.clocks.append(clock)
+        if clock is not None:
+            silence = clock.silence_before(time) if time is not None else 0.0
+            yield from _silence(round(silence * rate), len(channels), rate)
+            clock.heard(frame.samples / rate)
+        yield channels, rate
+
+
+def _zero(container: InputContainer, name: str, blob: bytes, first: float) -> float:
+    """Returns the time in the file at which players begin: where its picture or its sound begins.
+
+    A film in MP4 has a clock of its own, which begins at 0, unless it is a fragment of one. first:
+    the time of the first sample."""
+    if name == "mp4" and not is_fragmented(blob):
+        return min(0.0, first)
+    begins = (
+        float(picture.start_time * picture.time_base)
+        for picture in container.streams.video
+        if picture.start_time is not None
+        and picture.time_base is not None
+        and not picture.disposition & Disposition.attached_pic
+    )
+    return min(first, *begins) if container.streams.video else first
+
+
+def _silence(num_samples: int, num_channels: int, rate: int) -> Iterator[Channels]:
+    for begin in range(0, num_samples, SILENT):
+        yield np.zeros((num_channels, min(SILENT, num_samples - begin)), np.float32), rate
+
+
+def _note(read: Tally, link: Link, container: InputContainer, stream: AudioStream) -> None:
     """Adds what the header of a file, or of one link of it, says."""
     own = float((stream.duration or 0) * (stream.time_base or 0))
     tracks = [*container.streams.audio]
     is_alone = len(container.streams) == 1  # a picture may be longer than its sound
     whole = (container.duration or 0) / av.time_base if is_alone else 0.0
-    read.stated += stated_seconds(blob, read.name, own, whole)
+    read.stated += stated_seconds(link, read.name, own, whole)
     languages = (track.language or "und" for track in tracks)
+    read.share = link.share
     read.tracks, read.track = tuple(languages), tracks.index(stream)
 
 
@@ -163,30 +238,26 @@ def _frames(container: InputContainer, stream: AudioStream, read: Tally) -> Iter
                 read.num_whole += 1
             except av.error.FFmpegError:
                 read.num_damaged += 1
+                read.lost += float((packet.duration or 0) * (packet.time_base or 0))
     except av.error.FFmpegError:  # a file that is cut off: what came before is whole
         if not read.num_whole:
             raise
 
 
-def _mixed(frame: av.AudioFrame) -> np.ndarray:
-    """Returns the mean of the channels, as numpy computes it of soundfile's array."""
-    channels = len(frame.layout.channels)
-    if not 0 < channels <= MAX_CHANNELS:
-        raise MediaLimitError(
-            f"the sound has {channels} channels, {MAX_CHANNELS} are allowed; mix it"
-        )
+def _channels(frame: av.AudioFrame) -> np.ndarray:
+    """Returns the samples of a frame as soundfile has them, float32 [channels, samples]."""
     name = frame.format.name.removesuffix("p")
     if name not in SCALES:
         raise UnsupportedMediaError(f"samples of the format {name} are not known here; convert it")
     values = frame.to_ndarray()
-    values = values.T if frame.format.is_planar else values.reshape(-1, channels)
+    values = values if frame.format.is_planar else values.reshape(frame.samples, -1).T
     scale, middle = SCALES[name]
     floats = np.ascontiguousarray(values, dtype=np.float32)
     if scale != 1.0:
         floats = (floats - np.float32(middle)) / np.float32(scale)
     else:
         check_values(floats)
-    return floats[:, 0] if channels == 1 else floats.T.mean(axis=0)
+    return floats
 
 
 def _cut(blocks: Iterator[_Block], span: Span) -> Iterator[_Block]:

@@ -30,7 +30,7 @@ class OpenSound:
         self, content: bytes | Array, digest: str, limits: MediaLimits, workers: Workers | None
     ) -> None:
         self.digest = digest
-        self.notes: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = content.notes if isinstance(content, Array) else ()
         self._content, self._limits, self._workers = content, limits, workers
         self._kept: dict[Any, np.ndarray] = {}  # what was read last
 

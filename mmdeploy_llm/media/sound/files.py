@@ -10,6 +10,7 @@ import numpy as np
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.media.sound.headers.formats import ACCEPTED, sniff_file
+from mmdeploy_llm.values import first_bytes
 
 PIECE = 2**22  # samples in one message
 
@@ -20,9 +21,11 @@ def format_of(blob: bytes) -> str:
         raise MediaError("the sound is empty (0 bytes)")
     name = sniff_file(blob)
     if name is None:
-        raise UnsupportedMediaError(
-            f"the first bytes match no sound format that is supported; convert it to {ACCEPTED}"
-        )
+        known = first_bytes.format_of(blob[: first_bytes.HEAD])
+        what = "the first bytes match no sound format that is supported"
+        if known is not None:
+            what = f"the file is {known.name}, from which no sound is read"
+        raise UnsupportedMediaError(f"{what}; convert it to {ACCEPTED}")
     return name
 
 

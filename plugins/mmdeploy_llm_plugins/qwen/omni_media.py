@@ -115,6 +115,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
             num_tokens=len(order),
             key=digest.hexdigest(),
             prompt_text=self._text(len(order)),
+            notes=(*made.notes, *_notes_of_sound(item)),
             other_tokens=((self._sounds().token, tuple(order.nonzero()[:, 0].tolist())),),
         )
 
@@ -185,6 +186,10 @@ class OmniVideoProcessor(QwenVideoProcessor):
         # A stable sort: of equal times frames are first.
         order = torch.cat([seen, heard]).argsort(stable=True)
         return order >= len(seen)
+
+
+def _notes_of_sound(item: VideoItem) -> tuple[str, ...]:
+    return item.sound.notes if isinstance(item, OmniVideo) and item.sound else ()
 
 
 def _chunks(times: torch.Tensor, length: int) -> torch.Tensor:

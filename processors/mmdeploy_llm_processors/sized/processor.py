@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -111,7 +111,13 @@ class SizedProcessor(MediaProcessor):
     def process(self, item: Any, options: Mapping[str, Any]) -> MediaInput:
         """Returns what `prepare` makes of the item. key: hash of all that it depends on."""
         settings = self.own_settings(options)
-        return self.processed(self.content_of(item, settings), item.digest, settings)
+        made = self.processed(self.content_of(item, settings), item.digest, settings)
+        notes = self._notes_of(item)
+        return replace(made, notes=notes) if notes else made
+
+    def _notes_of(self, item: Any) -> tuple[str, ...]:
+        """Returns what a user should know of an item whose content was read; () by default."""
+        return ()
 
     def processed(self, content: Any, digest: str, settings: Mapping[str, Any]) -> MediaInput:
         """Returns what `process` does. digest: of the item as it was given, before a budget has

@@ -54,6 +54,10 @@ class SoundProcessor(SizedProcessor):
         own = {name: value for name, value in settings.items() if name not in self.settings}
         return item.samples(self.rate, own, most=self.most, because=self.because)
 
+    def _notes_of(self, item: OpenSound) -> tuple[str, ...]:
+        """Returns what is left out of the sound, or filled with silence."""
+        return item.notes
+
     def size_of(self, content: np.ndarray) -> int:
         """Returns the number of samples."""
         return len(content)

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+from dataclasses import replace
+from hashlib import blake2b
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,15 @@ import numpy as np
 import pytest
 
 from mmdeploy_llm.batch.speech.joining import Line, joined
-from mmdeploy_llm.batch.speech.plan import plan
+from mmdeploy_llm.batch.speech.plan import plan as plan_of
 from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor, windows_of
+from mmdeploy_llm.batch.speech.sources import Source, Sources
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
+from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Heard, Spoken
 from tests.media.sound_files import RATE, noise, wav16
+from tests.media.test_sound_clock import film
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,7 @@ TWO = lines((0, 1.5, "A <b> & c"), (3661.0019, 3662, "two\n\nlines"))
 
 def test_formats():
     assert FORMATS["srt"](TWO) == (
-        "1\n00:00:00,000 --> 00:00:01,500\nA <b> & c\n\n"
+        "1\n00:00:00,000 --> 00:00:01,500\nA <\u2060b> & c\n\n"
         "2\n01:01:01,002 --> 01:01:02,000\ntwo lines\n"
     )
     assert FORMATS["vtt"](TWO) == (
@@ -119,14 +124,18 @@ def test_formats():
         "01:01:01.002 --> 01:01:02.000\ntwo lines\n"
     )
     assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
-    assert json.loads(FORMATS["json"](TWO))[0] == {"start": 0, "end": 1.5, "text": "A <b> & c"}
+    row = {"start": 0, "end": 1.5, "text": "A <b> & c", "language": None}
+    assert json.loads(FORMATS["json"](TWO))[0] == row
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
 
 
 TEXTS = {  # what a model may say -> what a reader of subtitles makes of it
-    "a --> b": "a -> b",
-    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 -> 00:00:02,000",
+    "a --> b": "a --> b",
+    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 --> 00:00:02,000",
+    "at 1:02:03.5 and 01:02:03,500": "at 1:02:03.5 and 01:02:03,500",
     "R&D & <i>x</i> <b": "R&D & <i>x</i> <b",
+    "a<b and c>d, {\\i1}, C:\\New": "a<b and c>d, {\\i1}, C:\\New",
+    "< font>": "< font>",
     "1": "1",
     "NOTE this": "NOTE this",
     "WEBVTT": "WEBVTT",
@@ -151,7 +160,102 @@ def test_another_reader_finds_every_text(name):
         read = [bytes(packet).decode() for packet in file.demux() if packet.size]
     wanted = [text for text in TEXTS.values() if text is not None]
     found = [unescape(text) for text in read] if name == "vtt" else read
-    assert [text.replace("-->", "->") for text in found] == wanted
+    assert [text.replace("\u2060", "") for text in found] == wanted
+
+
+def test_pysubs2_reads_every_text():
+    """By default it reads tags, overrides and lines with two times; none of these texts is one."""
+    pysubs2 = pytest.importorskip("pysubs2", reason="needs pysubs2, which the extra 'dev' installs")
+    own = lines(*((at, at + 1, text) for at, text in enumerate(TEXTS)))
+    found = pysubs2.SSAFile.from_string(FORMATS["srt"](own), format_="srt")
+    wanted = [(at * 1000, text) for at, text in enumerate(TEXTS.values()) if text is not None]
+    assert [(one.start, one.text.replace("\u2060", "")) for one in found] == wanted
+    assert ["\u2060" in one.text for one in found] == [
+        any(mark in text for mark in ("<i", "<b", "< f", "{\\", ":0")) for _, text in wanted
+    ], "only what would be read as something else is changed"
+
+
+@pytest.mark.parametrize("name", ["srt", "vtt"])
+def test_times_of_a_hundred_hours(name):
+    times = [0.0, 3599.9994, 86_400.5, 359_999.999, 360_000.25, 3_600_000.0]
+    own = lines(*((at, at + 2, "yes") for at in times))
+    with av.open(
+        io.BytesIO(FORMATS[name](own).encode()), format={"vtt": "webvtt"}.get(name, name)
+    ) as file:
+        found = [float(p.pts * p.time_base) for p in file.demux() if p.size]
+    assert found == pytest.approx(times, abs=0.00051)
+
+
+def test_all_formats_hold_the_same_words():
+    own = lines(*((at, at + 1, text) for at, text in enumerate(TEXTS)))
+    wanted = [text for text in TEXTS.values() if text is not None]
+    assert [row["text"] for row in json.loads(FORMATS["json"](own))] == wanted
+    assert FORMATS["txt"](own).splitlines() == wanted
+
+
+def test_each_line_says_its_language(tmp_path):
+    path = written(tmp_path / "a.wav", 4)
+    (found,) = run([path], Engine()).values()
+    assert [line.language for line in found.lines] == ["de", "de"]
+    Heard_ = Rule.read
+    try:
+        Rule.read = lambda self, ids: replace(Heard_(self, ids), language=None)
+        (found,) = run([path], Engine(), language="french").values()
+    finally:
+        Rule.read = Heard_
+    assert {row["language"] for row in json.loads(FORMATS["json"](found.lines))} == {"french"}
+
+
+def words_of(found):
+    return " ".join(line.text for line in found)
+
+
+def test_words_that_only_one_window_has_heard_stay():
+    """Lines of Whisper tiny.en, of a book that is read: the second window's first line begins
+    before the cut and ends after it."""
+    one = lines(
+        (17.88, 24.56, "Had he married a more amiable woman he might have been made still more."),
+        (24.56, 28.56, "He might even have been made amiable himself."),
+    )
+    two = lines(
+        (25.0, 31.62, "have been made amiable himself. And Mr. John Dashwood had then leisure"),
+        (31.62, 38.1, "to consider how much there might be prudently in his power to do."),
+    )
+    assert words_of(joined([(0, 30, one), (25, 55, two)])).endswith(
+        "still more. He might even have been made amiable himself. And Mr. John Dashwood had then "
+        "leisure to consider how much there might be prudently in his power to do."
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        # The first window has heard nothing of the overlap, or the second one.
+        ([(0, 22, "a.")], [(25, 27, "b."), (27, 33, "c.")], "a. b. c."),
+        ([(0, 25, "a."), (25, 27, "b."), (27, 30, "c")], [(30.5, 33, "d.")], "a. b. c d."),
+        ([(0, 25, "a."), (25, 27, "b."), (27, 30, "c")], [], "a. b. c"),
+        ([], [(25, 27, "b."), (27, 33, "c.")], "b. c."),
+        # Two sentences of the first are one of the second, which goes on.
+        (
+            [(0, 25, "x y."), (25, 26.5, "a b."), (26.5, 28.5, "c d.")],
+            [(25, 32, "A b, c d, e f g.")],
+            "x y. A b, c d, e f g.",
+        ),
+        # Nothing alike: the words after the cut stay.
+        (
+            [(0, 25, "x."), (25, 28, "one two three")],
+            [(25, 30.9, "won too free four five six")],
+            "x. one two three four five six",
+        ),
+        # A time that differs a little is no sentence of its own.
+        ([(0, 25, "x."), (25, 28, "Hello you.")], [(25, 28.2, "Hallo Hugh.")], "x. Hello you."),
+    ],
+)
+def test_no_words_are_lost_and_none_stand_twice(one, two, expected):
+    found = joined([(0, 30, lines(*one)), (25, 55, lines(*two))])
+    assert words_of(found) == expected
+    times = [moment for line in found for moment in (line.start, line.end)]
+    assert times == sorted(times)
 
 
 def test_a_subtitle_ends_after_it_begins():
@@ -173,6 +277,23 @@ def test_a_file_is_written_whole(tmp_path):
     assert (tmp_path / "sub" / "a.txt").read_bytes() == "ä\n".encode()
 
 
+MADE = Configuration(model="a-model", values={"model": "12ab", "task": "transcribe"})
+
+
+def plan(paths, formats, folder, made_by=MADE, **more):
+    return plan_of(paths, formats, folder, made_by, **more)
+
+
+def done(path, *names, made_by=MADE, stem=None):
+    """Writes empty transcripts of a file, and what they are made of."""
+    stem = stem or path.with_suffix("")
+    for name in names:
+        stem.with_name(f"{stem.name}.{name}").write_text("")
+    state, digest = path.stat(), blake2b(path.read_bytes(), digest_size=20).hexdigest()
+    source = Source(path=path, digest=digest, num_bytes=state.st_size, modified=state.st_mtime_ns)
+    Sources(stem).write(names, source, made_by)
+
+
 def names(planned, root):
     return {
         str(path.relative_to(root))
@@ -191,8 +312,8 @@ def test_where_transcripts_go(tmp_path):
     assert ".txt" in "".join(whole.told), "a file that is no sound is told"
     other = plan([str(tmp_path / "b")], ("vtt",), tmp_path / "out")
     assert names(other, tmp_path) == {"out/c.wav.vtt", "out/c.mp3.vtt"}
-    for name in ("a.srt", "a.txt", "b/c.mp3.txt"):
-        (tmp_path / name).write_text("")
+    done(tmp_path / "a.wav", "srt", "txt")
+    done(tmp_path / "b" / "c.mp3", "txt", stem=tmp_path / "b" / "c.mp3")
     rest = plan([str(tmp_path)], ("srt", "txt"), None)
     assert names(rest, tmp_path) == {"b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt"}
     assert rest.num_done == 1
@@ -200,6 +321,82 @@ def test_where_transcripts_go(tmp_path):
     assert names(again, tmp_path) == expected
     with pytest.raises(ConfigError):
         plan([str(tmp_path / "out")], ("srt",), None)
+
+
+def test_a_transcript_of_another_sound_is_never_taken_for_this_one(tmp_path):
+    for day, seconds in (("mon", 0.1), ("tue", 0.2), ("wed", 0.1)):
+        (tmp_path / day).mkdir()
+        written(tmp_path / day / "r.wav", seconds)
+    (tmp_path / "wed" / "r.wav").write_bytes(wav16(noise(0.1, seed=1)))  # as many bytes as mon's
+    out = tmp_path / "out"
+    out.mkdir()
+    done(tmp_path / "mon" / "r.wav", "srt", stem=out / "r")
+
+    def refused(day, formats=("srt",), made_by=MADE):
+        found = plan([str(tmp_path / day)], formats, out, made_by)
+        return found.num_done, len(found.tasks), "".join(own.error for own in found.refused)
+
+    assert refused("mon") == (1, 0, "")
+    for day in ("tue", "wed"):
+        num_done, num_tasks, error = refused(day)
+        assert (num_done, num_tasks) == (0, 0)
+        assert "it was made of another sound, '../mon/r.wav'; --output writes elsewhere" in error
+    for values in ({"task": "translate"}, {"model": "34cd"}, {"language": "de"}):
+        other = replace(MADE, values={**MADE.values, **values})
+        num_done, num_tasks, error = refused("mon", made_by=other)
+        assert (num_done, num_tasks, next(iter(values)) in error) == (0, 0, True)
+        again = plan([str(tmp_path / "mon")], ("srt",), out, other, overwrite=True)
+        assert names(again, tmp_path) == {"out/r.srt"}
+    # A format that is missing is made with the options of now; the other one keeps its own.
+    assert refused("tue", ("vtt",)) == (0, 1, "")
+
+
+@pytest.mark.parametrize("how", ["moved", "copied", "touched", "changed", "same size"])
+def test_a_sound_is_known_by_its_content(tmp_path, how):
+    path = written(tmp_path / "a.wav", 0.1)
+    done(path, "srt")
+    if how == "moved":
+        path = tmp_path.rename(tmp_path.with_name("elsewhere")) / "a.wav"
+    elif how == "copied":
+        (tmp_path / "b").mkdir()
+        for name in ("a.wav", "a.srt", "a.source"):
+            (tmp_path / "b" / name).write_bytes((tmp_path / name).read_bytes())
+        path = tmp_path / "b" / "a.wav"
+    elif how == "touched":
+        os.utime(path, ns=(1, 1))
+    else:
+        path.write_bytes(wav16(noise(0.2 if how == "changed" else 0.1, seed=3)))
+        os.utime(path, ns=(1, 1))
+    found = plan([str(path)], ("srt",), None)
+    is_same = how in ("moved", "copied", "touched")
+    assert (found.num_done, len(found.refused)) == (int(is_same), int(not is_same))
+
+
+@pytest.mark.parametrize("text", [None, "[]", "no json", '{"srt": 1}', '{"vtt": {}}'])
+def test_a_transcript_of_unknown_origin_stays_and_is_told(tmp_path, text):
+    path = written(tmp_path / "a.wav", 0.1)
+    (tmp_path / "a.srt").write_text("by hand")
+    if text is not None:
+        (tmp_path / "a.source").write_text(text)
+    (own,) = plan([str(path)], ("srt",), None).refused
+    assert "says what" in own.error or "say what" in own.error
+    assert (tmp_path / "a.srt").read_text() == "by hand"
+
+
+def test_what_is_written_says_what_it_is_made_of(tmp_path):
+    path = written(tmp_path / "a.wav", 1)
+    planned = plan([str(path)], ("srt", "json"), None)
+    transcriber = Transcriber(Engine(), Rule(), Wish(overlap=1.0))
+    (found,) = planned.run(transcriber)
+    assert found.error is None
+    said = json.loads((tmp_path / "a.source").read_text())
+    assert set(said) == {"srt", "json"}
+    assert said["srt"] == {
+        "source": "a.wav", "bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns,
+        "digest": blake2b(path.read_bytes(), digest_size=20).hexdigest(),
+        "model": "a-model", "values": MADE.values,
+    }  # fmt: skip
+    assert plan([str(path)], ("srt", "json"), None).num_done == 1
 
 
 def test_no_two_files_have_one_transcript(tmp_path):
@@ -338,6 +535,22 @@ def test_silence_is_not_asked_about(tmp_path):
     (found,) = run([path], engine).values()
     assert (engine.asked, found.lines, found.error) == ([], (), None)
     assert found.told == f"{path}: 2 s, 0 lines, 1 window of digital silence"
+
+
+def test_what_is_not_asked_about_keeps_its_time(tmp_path):
+    """Windows of digital silence, and a gap in a file whose packets have times."""
+    speech = noise(3)
+    quiet = tmp_path / "a.wav"
+    quiet.write_bytes(wav16(np.concatenate([speech, speech * 0, speech * 0, speech])))
+    gap = tmp_path / "b.mkv"
+    gap.write_bytes(film("matroska", "pcm_s16le", (0.0, 9.0), picture=None))
+    found = run([quiet, gap], Engine())
+    assert (found["a.wav"].seconds, found["a.wav"].num_silent) == (12, 2)
+    starts = [line.start for line in found["a.wav"].lines]
+    assert starts == [0.5, 2.5, 8.5, 10.5], "windows begin each 2 seconds"
+    assert found["b.mkv"].seconds == 11
+    assert found["b.mkv"].lines[-1].end == 11
+    assert found["b.mkv"].notes == ("a gap of 7.00 s in all, from 2.00 s on; silence stands there",)
 
 
 def test_an_end_that_is_missing_is_told(tmp_path):

@@ -17,6 +17,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.testing.tiny import write_family
+from tests.data.files.test_kinds_by_tracks import film
 from tests.media.sound_files import wav16
 from tests.plugins.transformers_any.sound_families import CHUNK, FAMILIES, RATE, sound
 
@@ -180,6 +181,34 @@ def test_longer_than_the_model_hears_is_refused_not_cut(reference):
         item = processor.decode(given(sound(5 * CHUNK)), HERE)
         short = processor.decode(given(sound(CHUNK)), HERE)
         assert processor.count_tokens(item, {}) > 4 * processor.count_tokens(short, {})
+
+
+def test_what_was_done_to_a_sound_is_in_the_output_and_the_record(reference_of, tmp_path):
+    """Also of a recording in WebM, which is a sound by its tracks."""
+    reference = reference_of(FIRST)
+    samples = np.round(sound(0.5) * 20000).astype(np.int16)
+    opposite = wav16(np.ascontiguousarray(np.stack([samples, -samples], axis=1)))
+    (tmp_path / "talk.webm").write_bytes(film("webm", "libopus"))
+    (tmp_path / "wires.wav").write_bytes(opposite)
+    prompt = f"{reference.marker} What?"
+    with open_llm(reference.folder) as llm:
+        output, plain = llm.generate(
+            [
+                {"prompt": prompt, "multimodal_data": {"audio": one}}
+                for one in (opposite, wav16(samples[:, None]))
+            ],
+            GREEDY,
+        )
+        options = {"prompt": "What?", "sampling_params": GREEDY, "use_tqdm": False}
+        summary = llm.run_batch(tmp_path, tmp_path / "out.jsonl", kinds=("audio",), **options)
+        records = {record.id: record for record in summary.records()}
+    words = "its channels are opposite and cancel each other: channel 1 alone is heard there"
+    assert (output.media_notes, plain.media_notes) == ((words,), ())
+    assert output.outputs.token_ids == plain.outputs.token_ids
+    assert {name: [*record.media_notes] for name, record in records.items()} == {
+        "talk.webm": [], "wires.wav": [words]
+    }  # fmt: skip
+    assert any(note.startswith("1 record says") for note in summary.notes)
 
 
 def test_what_is_too_short_says_so(reference):

@@ -385,7 +385,7 @@ def test_the_command_transcribes_a_folder(folder, tmp_path):
     found = CliRunner().invoke(app, [*arguments, *more])
     assert found.exit_code == 0, found.output
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"{seed}.{end}" for seed in (0, 1) for end in ("wav", "srt", "json")}
+    assert names == {f"{seed}.{end}" for seed in (0, 1) for end in ("wav", "srt", "json", "source")}
     rows = json.loads((tmp_path / "1.json").read_text("utf-8"))
     times = [moment for row in rows for moment in (row["start"], row["end"])]
     assert times == sorted(times)
@@ -394,6 +394,10 @@ def test_the_command_transcribes_a_folder(folder, tmp_path):
     found = CliRunner().invoke(app, [*arguments, *more])
     assert found.exit_code == 1
     assert "2 files have their transcripts" in found.output
+    (tmp_path / "bad.wav").unlink()
+    found = CliRunner().invoke(app, [*arguments, *more, "--translate"])
+    assert found.exit_code == 1, "a transcript in another language is none of these"
+    assert "task is 'translate', was 'transcribe'" in found.output
 
 
 def test_a_run_that_is_stopped_says_how_to_go_on(capsys):
@@ -402,7 +406,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on(capsys):
         yield Transcript(path=Path("b.wav"))
         raise KeyboardInterrupt
 
-    planned = SimpleNamespace(tasks=dict.fromkeys("abc"), run=run)
+    planned = SimpleNamespace(tasks=dict.fromkeys("abc"), refused=(), run=run)
     with pytest.raises(KeyboardInterrupt):
         transcribing._run(None, planned)
     assert "stopped with 2 of 3 files left; the same command" in capsys.readouterr().err

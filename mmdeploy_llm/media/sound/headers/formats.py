@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
-ACCEPTED = "WAV, FLAC, MP3, OGG (Vorbis, Opus), M4A, AAC, AIFF, or a video with a sound track"
+ACCEPTED = "WAV, FLAC, MP3, OGG (Vorbis, Opus), M4A, AAC, AIFF, AC-3, or a video with a sound track"
 # A picture in an ID3 tag can have megabytes.
 ID3, ID3_HEADER, ID3_FOOTER = b"ID3", 10, 0x10  # bytes of the header, and of the footer of a flag
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import riff
+from .chunks import whole
 from .formats import after_tags
 from .ogg import Link, links
 from .riff import corrected
+from .riff import stated_seconds as stated_by_riff
 
 # Formats whose headers state how long the sound is. Of others FFmpeg computes it from the bit rate
 # of the first frames, or has no header.
@@ -19,14 +20,19 @@ WITH_LENGTH = frozenset(
 MPEG_FRAME, XING, HAS_FRAMES, VBRI = 64, (b"Xing", b"Info"), 1, b"VBRI"
 
 
-def stated_seconds(blob: bytes, name: str, track: float, whole: float) -> float:
-    """Returns the seconds that the header of a file states, 0 where it does not. name: FFmpeg's of
-    its format; track, whole: the seconds of its sound track and of all, as FFmpeg has them."""
-    if not _states_length(blob, name):
+def stated_seconds(link: Link, name: str, track: float, all_of_it: float) -> float:
+    """Returns the seconds that the header of a part of a file states, 0 where it does not.
+
+    name: FFmpeg's of its format; track, all_of_it: the seconds of its sound track and of all, as
+    FFmpeg has them.
+    """
+    if not _states_length(link.blob, name):
         return 0.0
     if name == "matroska":  # states those of the whole file; a track's are FFmpeg's guess
-        return 0.0 if track else whole
-    return (riff.stated_seconds(blob) if name == "wav" else None) or track or whole
+        return 0.0 if track else all_of_it
+    if name == "asf":  # the same; FFmpeg gives a track those of the file
+        return all_of_it
+    return link.stated or track or all_of_it
 
 
 def _states_length(blob: bytes, name: str) -> bool:
@@ -44,4 +50,8 @@ def parts_of(blob: bytes, name: str) -> Iterable[Link]:
     """Returns the parts of a file, in order. name: FFmpeg's of its format."""
     if name == "ogg":
         return links(blob)
-    return (Link(blob=corrected(blob) if name == "wav" else blob),)
+    found = whole(blob)
+    if name == "wav":
+        stated = stated_by_riff(found.blob)
+        return (Link(blob=corrected(found.blob), share=found.share, stated=stated),)
+    return (Link(blob=found.blob, share=found.share),)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import struct
 
-FORM = 12  # where the chunks begin: after RIFF, the size, WAVE
-MAX_CHUNKS = 1000
+from .chunks import chunk, is_known
+
 EXTENSIBLE = 0xFFFE
 PCM = bytes.fromhex("0100000000001000800000aa00389b71")
 BITS, VALID_BITS, SUB_FORMAT = 14, 18, 24  # where the fields of the chunk "fmt " lie
 EXTENSIBLE_SIZE = 40
 BYTES_PER_SECOND = slice(8, 12)
-UNKNOWN = 2**31 - 2**16  # sizes from here on are those of programs that write to a pipe
 
 
 def corrected(blob: bytes) -> bytes:
@@ -21,7 +20,8 @@ def corrected(blob: bytes) -> bytes:
     Whole numbers of 20 or 24 bits in containers of 32 fill the upper bits: they are numbers of 32.
     FFmpeg takes them for floats of a program of its own kind, which have the same sizes.
     """
-    at, size = _chunk(blob, b"fmt ")
+    form = chunk(blob, b"fmt ")
+    at, size = (form.place, form.size) if form else (len(blob), 0)
     if not EXTENSIBLE_SIZE <= size <= len(blob) - at or blob[at : at + 2] != struct.pack(
         "<H", EXTENSIBLE
     ):
@@ -34,19 +34,9 @@ def corrected(blob: bytes) -> bytes:
 
 def stated_seconds(blob: bytes) -> float | None:
     """Returns how long a WAV file says it is; None where it does not."""
-    at, _ = _chunk(blob, b"fmt ")
-    rate = int.from_bytes(blob[at : at + EXTENSIBLE_SIZE][BYTES_PER_SECOND], "little")
-    _, size = _chunk(blob, b"data")
-    return size / rate if rate and 0 < size < UNKNOWN and blob.startswith(b"RIFF") else None
-
-
-def _chunk(blob: bytes, wanted: bytes) -> tuple[int, int]:
-    """Returns where the content of a chunk begins, and the size that it states; the end of the file
-    and 0 where there is none."""
-    at = FORM
-    for _ in range(MAX_CHUNKS):
-        name, size = blob[at : at + 4], int.from_bytes(blob[at + 4 : at + 8], "little")
-        if name == wanted:
-            return at + 8, size
-        at += 8 + size + size % 2
-    return len(blob), 0
+    form, data = (chunk(blob, name) for name in (b"fmt ", b"data"))
+    if form is None or data is None or not is_known(data.size) or not blob.startswith(b"RIFF"):
+        return None
+    fields = blob[form.place : form.place + EXTENSIBLE_SIZE]
+    rate = int.from_bytes(fields[BYTES_PER_SECOND], "little")
+    return data.size / rate if rate else None
