@@ -19,9 +19,13 @@ class Timeline:
     """Size and frames of a video.
 
     width, height: pixels, upright.
-    times: seconds at which each frame appears, the first at 0.
-    duration: seconds, including the length of the last frame.
-    is_constant: all frames are equally long, so frame i appears at i * duration / num_frames.
+    times: seconds from the first frame to each, so the first is 0.
+    duration: seconds from the first frame to the end of the last.
+    is_constant: all frames are equally long, so frame i comes i * duration / num_frames after the
+        first.
+    start: seconds from the beginning of the video to its first frame: above 0 where none before it
+        can be decoded.
+    notes: what of the video is not seen, or is a guess, in sentences.
     """
 
     width: int
@@ -29,6 +33,8 @@ class Timeline:
     times: Sequence[float]
     duration: float
     is_constant: bool
+    start: float = 0.0
+    notes: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields, for `from_json`."""
@@ -50,10 +56,15 @@ class Timeline:
         return self.num_frames / self.duration
 
     def time_of(self, index: int) -> float:
-        """Returns the seconds at which frame `index` appears."""
+        """Returns the seconds from the beginning of the video at which frame `index` appears."""
         if self.is_constant:
-            return index * self.duration / self.num_frames
-        return self.times[index]
+            return self.start + index * self.duration / self.num_frames
+        return self.start + self.times[index]
+
+    @property
+    def end(self) -> float:
+        """The seconds from the beginning of the video to the end of its last frame."""
+        return self.start + self.duration
 
 
 def constant_timeline(width: int, height: int, num_frames: int, fps: float) -> Timeline:

@@ -95,7 +95,7 @@ class VideoPlan:
 def covered_seconds(timeline: Timeline, indices: Sequence[int]) -> float:
     """Returns the seconds from the first of these frames to the end of the last."""
     after = indices[-1] + 1
-    end = timeline.time_of(after) if after < timeline.num_frames else timeline.duration
+    end = timeline.time_of(after) if after < timeline.num_frames else timeline.end
     return max(0.0, end - timeline.time_of(indices[0]))
 
 
