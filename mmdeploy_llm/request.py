@@ -65,6 +65,7 @@ class MediaInput:
     size, shown: (width, height) of a picture, upright, and as the model sees it, where the
         processor says so; of an item that was counted, not of one that was processed.
     num_frames, seconds: frames used of a video, and the time from the first to the end of the last.
+    notes: what of the item the model does not get as it is, or what is a guess, in sentences.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class MediaInput:
     adapter: str = ""
     shown: tuple[int, int] | None = None
     num_text_tokens: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:

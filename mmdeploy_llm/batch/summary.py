@@ -90,6 +90,9 @@ class BatchSummary:
         if self.run.num_same:
             found.append(f"{self.run.num_same} asked the same as another item: answered once")
         one, many = ("file or page", "files or pages") if self.unit == "page" else ("file", "files")
+        if num := self.index.num_noted:
+            records = "record says" if num == 1 else "records say"
+            found.append(f"{num} {records} what a model did not get of its media: media_notes")
         if num := self.num_gone:
             found_of = f"record is of a {one} that is", f"records are of {many} that are"
             it = "it" if num == 1 else "them"

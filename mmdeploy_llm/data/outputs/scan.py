@@ -61,6 +61,7 @@ class RecordIndex:
         self.num_media_tokens = 0
         self.num_video_frames = 0
         self.video_seconds = 0.0
+        self.num_noted = 0  # records whose media_notes say something
 
     def __len__(self) -> int:
         return len(self._places)
@@ -84,6 +85,7 @@ class RecordIndex:
         self.num_media_tokens += record.num_media_tokens
         self.num_video_frames += record.num_video_frames
         self.video_seconds += record.video_seconds
+        self.num_noted += bool(record.media_notes)
 
     def offsets(self, most: int | None = None) -> list[int]:
         """Returns positions in input order; at most `most`, those with the

@@ -66,6 +66,7 @@ def record_of(
         num_cached_tokens=output.num_cached_tokens,
         num_video_frames=output.num_input_video_frames,
         video_seconds=round(output.input_video_seconds, NUM_DECIMALS),
+        media_notes=output.media_notes,
         timings=_timings(output.metrics),
         error=None if failed is None else error_of(output, error),
         outcome=verdict.outcome,

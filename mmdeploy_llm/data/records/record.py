@@ -155,6 +155,11 @@ class Record:
         "if any",
         "last",
     )
+    media_notes: tuple[str, ...] = row(
+        "what of its media the model did not get as it is, or what was a guess, in sentences",
+        (),
+        JSON,
+    )
     timings: Timings = row(
         "seconds: preprocess, queue, first_token, generate, total; null for a stage that was "
         "not reached",

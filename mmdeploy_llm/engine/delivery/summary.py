@@ -90,7 +90,9 @@ def media_fields(request: Request) -> dict[str, Any]:
     tokens: dict[str, Any] = {f"num_input_{kind}_tokens": counts[kind] for kind in MEDIA_KINDS}
     found = {kind for span in request.media for kind in span.item.counts}
     tokens["num_input_tokens_by_kind"] = {k: num for k, num in counts.items() if k in found}
-    return {**tokens, **{n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}}
+    notes = tuple(dict.fromkeys(note for span in request.media for note in span.item.notes))
+    sums = {n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}
+    return {**tokens, **sums, "media_notes": notes}
 
 
 def with_id(call: ToolCall, request_id: str) -> ToolCall:

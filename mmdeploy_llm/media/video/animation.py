@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 
 from PIL import Image, ImageFile
 
@@ -13,7 +12,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image.files import OPENERS
 from mmdeploy_llm.media.image.modes import to_rgb
 
-from .timeline import Timeline, check_duration, check_size
+from .timeline import Timeline, check_duration, check_size, digest_of
 
 DEFAULT_LENGTH = 0.1  # seconds of a frame whose length is below SHORTEST_LENGTH, as in browsers
 SHORTEST_LENGTH = 0.011  # seconds
@@ -48,7 +47,7 @@ class Animation:
             duration=end,
             is_constant=max(lengths) - min(lengths) < 1e-6,
         )
-        self.digest = blake2b(blob, digest_size=20).hexdigest()
+        self.digest = digest_of(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo. Frames build on each other, so the last good frame replaces those after

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import blake2b
 from itertools import pairwise
 from typing import Literal
 
@@ -36,7 +35,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import pixel_aspect, shown, shown_size
-from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size
+from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest_of
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
@@ -79,20 +78,17 @@ def sniff(head: bytes) -> str | None:
 
 
 class ContainerVideo:
-    """A video in encoded form. as_stored: pixels that are not square stay as they are. Raises
-    MediaError and its subclasses when it cannot be used."""
+    """A video in encoded form. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
 
-    def __init__(
-        self, blob: bytes, name: str, limits: MediaLimits, *, as_stored: bool = False
-    ) -> None:
+    def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
         self._blob = blob
         self._format = name
         with self._opened() as (container, stream):
-            self._track = _survey(container, stream, limits, as_stored=as_stored)
+            self._track = _survey(container, stream, limits)
         self.timeline = self._track.timeline
-        self.digest = blake2b(blob, digest_size=20).hexdigest()
+        self.digest = digest_of(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
@@ -168,9 +164,7 @@ class _First:
     size: tuple[int, int]
 
 
-def _survey(
-    container: InputContainer, stream: VideoStream, limits: MediaLimits, *, as_stored: bool
-) -> Track:
+def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits) -> Track:
     width, height = stream.codec_context.width, stream.codec_context.height
     if width < 1 or height < 1:
         raise MediaError("the video does not say how large its frames are; it may be truncated")
@@ -181,7 +175,7 @@ def _survey(
     if not packets:
         raise MediaError("the video holds no frame that can be read; it may be truncated")
     has_keys = any(packet.is_key for packet in packets)
-    aspect = pixel_aspect(None if as_stored else stream.sample_aspect_ratio)
+    aspect = pixel_aspect(stream.sample_aspect_ratio if limits.pixels == "square" else None)
     first = _first_frame(container, stream, aspect, has_keys=has_keys)
     clock, pts, times = _clock(container, stream, packets, first)
     keys = sorted(

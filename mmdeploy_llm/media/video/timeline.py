@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from PIL import Image
@@ -89,6 +90,12 @@ class OpenVideo(Protocol):
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """Yields upright RGB images of these frames; a frame that cannot be decoded is replaced by
         its nearest neighbour. indices: ascending. Raises MediaError."""
+
+
+def digest_of(blob: bytes, limits: MediaLimits) -> str:
+    """Hashes the bytes of a file, and what of the limits changes its frames."""
+    own = b"" if limits.pixels == "square" else limits.pixels.encode()
+    return blake2b(blob, digest_size=20, person=own).hexdigest()
 
 
 def check_size(width: int, height: int, limits: MediaLimits) -> None:

@@ -284,6 +284,8 @@ class RequestOutput:
         those of a text that an encoder reads.
     num_input_video_frames, input_video_seconds: frames used of the prompt's videos, and the seconds
         from the first to the end of the last of each.
+    media_notes: what of the prompt's media the model did not get as it is, or what was a guess, in
+        sentences.
     error_code: 200 means success. Otherwise the code of the first completion that failed: the
         request is finished, `error_msg` says what went wrong, and the completion's finish_reason is
         "error" or "abort"; with code 422, a text that breaks its constraint, it says what ended the
@@ -305,6 +307,7 @@ class RequestOutput:
     num_input_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
     num_input_video_frames: int = 0
     input_video_seconds: float = 0.0
+    media_notes: tuple[str, ...] = ()
     error_code: int = OK
     error_msg: str | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -211,6 +211,7 @@ class VideoProcessor(VideoOpener):
             prompt_text=self.written(plan),
             num_frames=len(plan.indices),
             seconds=plan.seconds,
+            notes=tuple(plan.timeline.notes),
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:

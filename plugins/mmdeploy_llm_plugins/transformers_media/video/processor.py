@@ -115,6 +115,7 @@ class AnyVideoProcessor(VideoOpener):
             prompt_text=made.text,
             num_frames=len(plan.indices),
             seconds=covered_seconds(plan.timeline, plan.indices),
+            notes=tuple(plan.timeline.notes),
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
