@@ -13,11 +13,12 @@ from __future__ import annotations
 import bisect
 import io
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Literal
 
 import av
@@ -40,6 +41,7 @@ from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
 Clock = Literal["pts", "dts", "index"]
+MAX_PROBED = 2000  # packets that are looked at to tell which of several videos moves
 MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
 # Largest distance of a neighbour that replaces a frame that cannot be decoded (FastDeploy's rule).
 NEIGHBOURS, NEIGHBOURS_AT_ENDS = 10, 20
@@ -131,14 +133,36 @@ class ContainerVideo:
             ) from None
 
 
+def _tracks(container: InputContainer) -> list[VideoStream]:
+    """Returns the video streams that are not cover art, the one that players show first: moving
+    pictures before those of one frame, default ones before others, then the largest."""
+    cover = av.stream.Disposition.attached_pic
+    found = [stream for stream in container.streams.video if not stream.disposition & cover]
+    if len(found) < 2:
+        return found
+    counts = Counter[int]()
+    for packet in islice(container.demux(found), MAX_PROBED):
+        counts[packet.stream_index] += bool(packet.size)
+        if all(counts[stream.index] > 1 for stream in found):
+            break
+    container.seek(0)
+
+    def rank(stream: VideoStream) -> tuple[bool, bool, bool, int]:
+        context = stream.codec_context
+        is_default = bool(stream.disposition & av.stream.Disposition.default)
+        area = 0 if context is None else context.width * context.height
+        return context is not None, counts[stream.index] > 1, is_default, area
+
+    return sorted(found, key=rank, reverse=True)
+
+
 def _video_stream(container: InputContainer) -> VideoStream:
-    """Returns the first video stream that is not cover art."""
-    for stream in container.streams.video:
-        if not stream.disposition & av.stream.Disposition.attached_pic:
-            if stream.codec_context is None:
-                raise UnsupportedMediaError("the video's codec is not known to this FFmpeg")
-            stream.thread_count = 1  # the intake already decodes in several threads
-            return stream
+    """Returns the video stream that players show. Raises UnsupportedMediaError without one."""
+    for stream in _tracks(container):
+        if stream.codec_context is None:
+            raise UnsupportedMediaError("the video's codec is not known to this FFmpeg")
+        stream.thread_count = 1  # the intake already decodes in several threads
+        return stream
     kinds: list[str] = sorted({stream.type for stream in container.streams}) or ["nothing"]
     raise UnsupportedMediaError(
         f"the file has no video in it, only {', '.join(kinds)}; give a video, or remove the item"
@@ -187,6 +211,8 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         start = 0 if time is None else bisect.bisect_left(pts, time)
         start = start if start < len(pts) else 0
     begin, notes = times[start], list[str]()
+    if (num := len(_tracks(container))) > 1:
+        notes.append(f"the file has {num} videos in it, of which number {stream.index} is used")
     if start:
         notes.append(
             f"the first {begin:.2f} s of the video cannot be seen: no frame of them can be decoded"
