@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import bisect
 import io
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Literal
 
 import av
@@ -36,7 +35,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import pixel_aspect, shown, shown_size
-from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest_of
+from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest_of, is_even
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
@@ -45,9 +44,6 @@ MAX_PROBED = 2000  # packets that are looked at to tell which of several videos 
 MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
 # Largest distance of a neighbour that replaces a frame that cannot be decoded (FastDeploy's rule).
 NEIGHBOURS, NEIGHBOURS_AT_ENDS = 10, 20
-# Frame lengths that differ by at most this fraction of their median count as equal: some containers
-# round times to milliseconds.
-RATE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +229,7 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         height=height,
         times=times,
         duration=times[-1] + last,
-        is_constant=_is_constant(times),
+        is_constant=is_even(times),
         start=begin,
         notes=tuple(notes),
     )
@@ -309,16 +305,6 @@ def _rate(stream: VideoStream) -> float:
     """Returns the frames per second that the container announces, if plausible, else a default."""
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     return rate if 0 < rate <= MAX_RATE else UNKNOWN_RATE
-
-
-def _is_constant(times: Sequence[float]) -> bool:
-    if len(times) < 3:
-        return True
-    usual = statistics.median(after - before for before, after in pairwise(times))
-    slack = max(RATE_TOLERANCE * usual, 0.002)
-    # Frames may be slightly early or late, but must not drift away from an even spacing.
-    mean = times[-1] / (len(times) - 1)
-    return all(abs(time - index * mean) <= slack for index, time in enumerate(times))
 
 
 def _frames(

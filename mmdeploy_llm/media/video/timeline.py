@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Protocol
 
 from PIL import Image
@@ -12,6 +14,9 @@ from PIL import Image
 from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits
 
+# Frame lengths that differ by at most this fraction of their median count as equal: some containers
+# round times to milliseconds.
+RATE_TOLERANCE = 0.1
 UNKNOWN_RATE = 24.0  # frames per second of a video that does not say, as in transformers
 
 
@@ -35,7 +40,7 @@ class Timeline:
     duration: float
     is_constant: bool
     start: float = 0.0
-    notes: Sequence[str] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields, for `from_json`."""
@@ -44,7 +49,7 @@ class Timeline:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Timeline:
         """Rebuilds a timeline from the fields that `to_json` returned."""
-        return cls(**values)
+        return cls(**{**values, "notes": tuple(values["notes"])})
 
     @property
     def num_frames(self) -> int:
@@ -59,13 +64,36 @@ class Timeline:
     def time_of(self, index: int) -> float:
         """Returns the seconds from the beginning of the video at which frame `index` appears."""
         if self.is_constant:
-            return self.start + index * self.duration / self.num_frames
+            return self.start + index / self.fps
         return self.start + self.times[index]
+
+    def at(self, times: Sequence[float]) -> Timeline:
+        """Returns the timeline of the same frames where they appear at these seconds, ascending."""
+        seen = [time - times[0] for time in times]
+        last = seen[-1] / (len(seen) - 1) if len(seen) > 1 else 1 / UNKNOWN_RATE
+        return replace(
+            self,
+            times=seen,
+            duration=seen[-1] + last,
+            is_constant=is_even(seen),
+            start=times[0],
+        )
 
     @property
     def end(self) -> float:
         """The seconds from the beginning of the video to the end of its last frame."""
         return self.start + self.duration
+
+
+def is_even(times: Sequence[float]) -> bool:
+    """Returns whether frames that appear at these seconds, the first at 0, are equally long."""
+    if len(times) < 3:
+        return True
+    usual = statistics.median(after - before for before, after in pairwise(times))
+    slack = max(RATE_TOLERANCE * usual, 0.002)
+    # Frames may be slightly early or late, but must not drift away from an even spacing.
+    mean = times[-1] / (len(times) - 1)
+    return all(abs(time - index * mean) <= slack for index, time in enumerate(times))
 
 
 def constant_timeline(width: int, height: int, num_frames: int, fps: float) -> Timeline:
