@@ -1,5 +1,5 @@
-"""Encodes videos whose frames show their own number, in blocks that survive every codec, so that the
-right frame of a moment is read from the pixels that come back."""
+"""Encodes videos whose frames show their own number, in blocks that survive every codec, so that
+the right frame of a moment is read from the pixels that come back."""
 
 import io
 from fractions import Fraction

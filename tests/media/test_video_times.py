@@ -103,9 +103,9 @@ def test_a_recording_that_begins_between_key_frames(videos, name, codec, num_los
 
 def test_a_recording_without_any_key_frame_is_an_error(videos):
     whole = videos.encoded("mpegts", "libx264", ticks=range(60), gop=40)
+    cut = videos.without_first(whole, 41, "mpegts")
     with pytest.raises(MediaError):
-        opened = open_video(videos.without_first(whole, 41, "mpegts"), LIMITS)
-        numbers(videos, opened)
+        list(open_video(cut, LIMITS).read([0]))
 
 
 def test_a_whole_video_has_no_notes(videos):

@@ -7,35 +7,37 @@ BT.1886, a power of 2.4. White of graphics, 203 cd/m2 in ITU-R BT.2408, is white
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image
 
 PQ, HLG = 16, 18  # transfer characteristics, ITU-T H.273
-NUM_STEPS = 33  # along each colour of the table
+NUM_CODES = 4096  # of the tables of light
+NUM_ROWS = 64  # that are converted at once, so that they stay in the cache
 PEAK = 1000.0  # cd/m2 of the brightest light that is told apart, the display of BT.2100's HLG
 WHITE = 203.0  # cd/m2
 TO_709 = np.array(  # BT.2020 to BT.709, ITU-R BT.2407, section 2
-    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]]
+    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]],
+    np.float32,
 )
-LUMA = np.array([0.2627, 0.6780, 0.0593])  # BT.2020
+LUMA = np.array([0.2627, 0.6780, 0.0593], np.float32)  # BT.2020
 M1, M2, C1, C2, C3 = 2610 / 16384, 2523 / 32, 3424 / 4096, 2413 / 128, 2392 / 128  # SMPTE ST 2084
 
 
 def to_sdr(image: Image.Image, transfer: int) -> Image.Image:
     """Converts an RGB image of code values of PQ or HLG."""
-    return image.filter(_table(transfer))
-
-
-@cache
-def _table(transfer: int) -> ImageFilter.Color3DLUT:
-    steps = np.linspace(0, 1, NUM_STEPS)
-    blue, green, red = np.meshgrid(steps, steps, steps, indexing="ij")  # red changes first
-    code = np.stack([red, green, blue], axis=-1).reshape(-1, 3)
-    light = _compressed(_light_of_pq(code) if transfer == PQ else _light_of_hlg(code))
-    shown = np.clip(light @ TO_709.T / WHITE, 0, 1) ** (1 / 2.4)
-    return ImageFilter.Color3DLUT(NUM_STEPS, shown.astype(np.float32).ravel())
+    code = np.asarray(image)
+    levels = np.arange(256) / 255
+    light = np.empty((*code.shape[:2], 3), np.float32)
+    for row in range(0, len(code), NUM_ROWS):
+        part = code[row : row + NUM_ROWS]
+        if transfer == PQ:
+            found = _light_of_pq(levels).astype(np.float32)[part]
+        else:
+            found = _light_of_hlg(_scene_of_hlg(levels).astype(np.float32)[part])
+        light[row : row + NUM_ROWS] = _compressed(found) @ TO_709.T
+    scaled = np.sqrt(np.clip(light / WHITE, 0, 1))  # so that dark steps are fine, too
+    codes = np.rint(255 * np.linspace(0, 1, NUM_CODES) ** (2 / 2.4)).astype(np.uint8)
+    return Image.fromarray(codes[np.rint(scaled * (NUM_CODES - 1)).astype(np.uint16)])
 
 
 def _light_of_pq(code: np.ndarray) -> np.ndarray:
@@ -51,21 +53,35 @@ def _pq_of_light(light: np.ndarray | float) -> np.ndarray:
     return code
 
 
-def _light_of_hlg(code: np.ndarray) -> np.ndarray:
-    """Returns cd/m2 on a display of 1,000 cd/m2, of code values [n, 3] from 0 to 1."""
+def _scene_of_hlg(code: np.ndarray) -> np.ndarray:
+    """Returns the light of the scene, from 0 to 1, of code values from 0 to 1."""
     a, b, c = 0.17883277, 0.28466892, 0.55991073
-    scene = np.where(code <= 0.5, code**2 / 3, (np.exp((code - c) / a) + b) / 12)
-    luma = np.maximum(scene @ LUMA, 1e-9)[:, None]
+    scene: np.ndarray = np.where(code <= 0.5, code**2 / 3, (np.exp((code - c) / a) + b) / 12)
+    return scene
+
+
+def _light_of_hlg(scene: np.ndarray) -> np.ndarray:
+    """Returns cd/m2 on a display of 1,000 cd/m2, of the light of a scene [..., 3]."""
+    luma = np.maximum(scene @ LUMA, 1e-9)[..., None]
     light: np.ndarray = PEAK * luma**0.2 * scene
     return light
 
 
 def _compressed(light: np.ndarray) -> np.ndarray:
-    """Compresses light [n, 3] up to PEAK into what is up to WHITE, all colours of a pixel alike:
-    the curve of BT.2390, section 5.4, over the brightest of them."""
-    brightest = np.maximum(light.max(axis=1, keepdims=True), 1e-6)
+    """Compresses light [..., 3] up to PEAK into what is up to WHITE, all colours of a pixel alike,
+    by the brightest of them."""
+    brightest = np.clip(light.max(axis=-1, keepdims=True), 0, PEAK)
+    steps = np.linspace(0, 1, NUM_CODES)  # of the root of the light
+    gains = _curve(PEAK * steps**2).astype(np.float32)
+    place = np.rint(np.sqrt(brightest / PEAK) * (NUM_CODES - 1)).astype(np.uint16)
+    compressed: np.ndarray = np.minimum(light, PEAK) * gains[place]
+    return compressed
+
+
+def _curve(light: np.ndarray) -> np.ndarray:
+    """Returns the gain of light up to PEAK, by the curve of BT.2390, section 5.4."""
     peak = float(_pq_of_light(PEAK))
-    code = np.minimum(_pq_of_light(brightest) / peak, 1)
+    code = _pq_of_light(np.maximum(light, 1e-6)) / peak
     largest = float(_pq_of_light(WHITE)) / peak
     knee = 1.5 * largest - 0.5
     t = np.clip((code - knee) / (1 - knee), 0, 1)
@@ -75,5 +91,5 @@ def _compressed(light: np.ndarray) -> np.ndarray:
         + (-2 * t**3 + 3 * t**2) * largest
     )
     mapped = _light_of_pq(np.where(code < knee, code, curve) * peak)
-    compressed: np.ndarray = light * (mapped / brightest)
-    return compressed
+    gain: np.ndarray = np.where(code < knee, 1, mapped / np.maximum(light, 1e-6))
+    return gain
