@@ -39,7 +39,9 @@ def number_of(image):
     return number
 
 
-def encoded(name, codec, *, ticks, rate=10, gop=8, b_frames=0, container=None, **options):
+def encoded(
+    name, codec, *, ticks, rate=10, gop=8, b_frames=0, container=None, aspect=None, **options
+):
     """Encodes a frame for each tick of 1 / rate seconds, which shows its place among them."""
     settings = {"bf": b_frames, "sc_threshold": 0} if codec in ("libx264",) else {}
     if codec in ("mpeg4", "mpeg2video"):
@@ -53,6 +55,8 @@ def encoded(name, codec, *, ticks, rate=10, gop=8, b_frames=0, container=None, *
         stream.width, stream.height, stream.gop_size = WIDTH, HEIGHT, gop
         stream.pix_fmt = {"mjpeg": "yuvj420p", "prores_ks": "yuv422p10le"}.get(codec, "yuv420p")
         stream.options = {key: str(value) for key, value in {**settings, **options}.items()}
+        if aspect is not None:
+            stream.codec_context.sample_aspect_ratio = aspect
         for number, tick in enumerate(ticks):
             frame = av.VideoFrame.from_ndarray(numbered(number), format="rgb24")
             frame.pts, frame.time_base = tick, Fraction(1, rate)
@@ -73,7 +77,7 @@ def without_first(blob, num, name):
     return buffer.getvalue()
 
 
-def raw(planes, pix_fmt, *, matrix, is_full, transfer=1, primaries=1, name="matroska", aspect=None):
+def raw(planes, pix_fmt, *, matrix, is_full, transfer=1, primaries=1, name="matroska"):
     """Stores planes [height, width] of code values without loss, in FFV1. matrix, transfer,
     primaries: code points of ITU-T H.273; 2: not said."""
     buffer = io.BytesIO()
@@ -84,8 +88,6 @@ def raw(planes, pix_fmt, *, matrix, is_full, transfer=1, primaries=1, name="matr
         context = stream.codec_context
         context.colorspace, context.color_range = matrix, 2 if is_full else 1
         context.color_trc, context.color_primaries = transfer, primaries
-        if aspect is not None:
-            context.sample_aspect_ratio = aspect
         frame = av.VideoFrame(width, height, pix_fmt)
         for plane, values in zip(frame.planes, planes, strict=True):
             length = plane.line_size // values.itemsize

@@ -34,7 +34,7 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
-from .display import pixel_aspect, shown, shown_size
+from .display import Display, pixel_aspect, shown_size
 from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest_of, is_even
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
@@ -201,24 +201,10 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     keys = sorted(
         {own for each in packets if each.is_key and (own := _time_on(clock, each)) is not None}
     )
-    start = 0
-    if first is not None and clock != "index":
-        time = first.pts if clock == "pts" else first.dts
-        start = 0 if time is None else bisect.bisect_left(pts, time)
-        start = start if start < len(pts) else 0
-    begin, notes = times[start], list[str]()
-    if (num := len(_tracks(container))) > 1:
-        notes.append(f"the file has {num} videos in it, of which number {stream.index} is used")
-    if start:
-        notes.append(
-            f"the first {begin:.2f} s of the video cannot be seen: no frame of them can be decoded"
-        )
-        pts, times = pts[start:], [time - begin for time in times[start:]]
-    if any(each.pts is None for each in packets):
-        notes.append(
-            f"times of the video's frames are counted, at {_rate(stream):g} frames a second: the "
-            "file does not say them all"
-        )
+    start = _start(clock, pts, first)
+    begin = times[start]
+    notes = _notes(container, stream, packets, begin)
+    pts, times = pts[start:], [time - begin for time in times[start:]]
     # The last frame lasts as long as the others.
     last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
     check_duration(times[-1] + last, limits)
@@ -231,11 +217,37 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         duration=times[-1] + last,
         is_constant=is_even(times),
         start=begin,
-        notes=tuple(notes),
+        notes=notes,
     )
     return Track(
         timeline=timeline, pts=pts, keys=keys, clock=clock, has_keys=has_keys, aspect=aspect
     )
+
+
+def _start(clock: Clock, pts: Sequence[int], first: _First | None) -> int:
+    """Returns the place of the first frame that can be decoded; 0 where nothing tells it."""
+    time = None if first is None else _time_on(clock, first)
+    start = 0 if time is None else bisect.bisect_left(pts, time)
+    return start if start < len(pts) else 0
+
+
+def _notes(
+    container: InputContainer, stream: VideoStream, packets: Sequence[_Packet], unseen: float
+) -> tuple[str, ...]:
+    """Says what of the file is not seen, or guessed. unseen: seconds before the first frame."""
+    notes = []
+    if (num := len(_tracks(container))) > 1:
+        notes.append(f"the file has {num} videos in it, of which number {stream.index} is used")
+    if unseen:
+        notes.append(
+            f"the first {unseen:.2f} s of the video cannot be seen: no frame of them can be decoded"
+        )
+    if any(each.pts is None for each in packets):
+        notes.append(
+            f"times of the video's frames are counted, at {_rate(stream):g} frames a second: the "
+            "file does not say them all"
+        )
+    return tuple(notes)
 
 
 def _clock(
@@ -346,6 +358,7 @@ class _Reader:
     ) -> None:
         self._container, self._stream = container, stream
         self._track, self._keys = track, keys
+        self._display = Display(track.aspect)
         self._frames = self._decode()
         self._earlier: _Frame | None = None  # the last frame before the wanted one
         self._here: _Frame | None = None  # the frame at or after the wanted one
@@ -364,7 +377,7 @@ class _Reader:
             self._here is None or (self._earlier is None and self._here.pts > wanted)
         ):
             raise _SeekError
-        return shown(self._nearest(index, wanted).frame, self._track.aspect)
+        return self._display.shown(self._nearest(index, wanted).frame)
 
     def _jump(self, wanted: int) -> bool:
         """Seeks to the last key frame at or before `wanted` if it is after the current frame.

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import av
 from av.sidedata.sidedata import Type as SideData
-from av.video.reformatter import Colorspace, Interpolation
+from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from PIL import Image
 
 from mmdeploy_llm.media.image.modes import on_white
@@ -37,28 +37,39 @@ TRANSPOSES = {
 }
 
 
-def shown(frame: av.VideoFrame, aspect: Fraction) -> Image.Image:
-    """Returns the frame as it is displayed, in RGB; transparency becomes white. Other angles than
-    right ones are not turned. aspect: width of a pixel by its height."""
-    size = stretched(frame.width, frame.height, aspect)
-    has_alpha = any(part.is_alpha for part in frame.format.components) or frame.format.has_palette
-    made = frame.reformat(
-        *size,
-        format="rgba" if has_alpha else "rgb24",
-        src_colorspace=_colorspace(frame),
-        interpolation=None if size == (frame.width, frame.height) else Interpolation.BICUBIC,
-        threads=1,
-    )
-    image = Image.fromarray(made.to_ndarray())
-    image = on_white(image) if has_alpha else image
-    if frame.color_trc in (PQ, HLG):
-        image = to_sdr(image, frame.color_trc)
-    turn = TRANSPOSES.get(_signs(frame))
-    return image.transpose(turn) if turn is not None else image
+class Display:
+    """Shows the frames of a video, for one thread. aspect: width of a pixel by its height."""
+
+    def __init__(self, aspect: Fraction) -> None:
+        self._aspect = aspect
+        self._converter = VideoReformatter()  # keeps its tables from frame to frame
+
+    def shown(self, frame: av.VideoFrame) -> Image.Image:
+        """Returns the frame as it is displayed, in RGB; transparency becomes white. Other angles
+        than right ones are not turned."""
+        width, height = stretched(frame.width, frame.height, self._aspect)
+        is_stored = (width, height) == (frame.width, frame.height)
+        has_alpha = _has_alpha(frame)
+        made = self._converter.reformat(
+            frame,
+            width,
+            height,
+            "rgba" if has_alpha else "rgb24",
+            src_colorspace=_colorspace(frame),
+            interpolation=None if is_stored else Interpolation.BICUBIC,
+            threads=1,
+        )
+        image = Image.fromarray(made.to_ndarray())
+        image = on_white(image) if has_alpha else image
+        if frame.color_trc in (PQ, HLG):
+            image = to_sdr(image, frame.color_trc)
+        turn = TRANSPOSES.get(_signs(frame))
+        return image.transpose(turn) if turn is not None else image
 
 
 def shown_size(frame: av.VideoFrame, aspect: Fraction) -> tuple[int, int]:
-    """Returns (width, height) of what `shown` does, without converting a pixel."""
+    """Returns (width, height) of what a Display shows, without converting a pixel. aspect: as of
+    Display."""
     width, height = stretched(frame.width, frame.height, aspect)
     return (height, width) if _signs(frame)[0] == 0 else (width, height)
 
@@ -88,6 +99,10 @@ def _colorspace(frame: av.VideoFrame) -> Colorspace | None:
         return Colorspace.BT2020
     width, height = LARGEST_SD
     return Colorspace.ITU709 if frame.width > width or frame.height > height else None
+
+
+def _has_alpha(frame: av.VideoFrame) -> bool:
+    return frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
 
 
 def _signs(frame: av.VideoFrame) -> tuple[int, int, int, int]:

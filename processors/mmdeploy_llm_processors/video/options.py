@@ -23,7 +23,7 @@ SAMPLE_MODES = ("leading", "middle", "rand")
 ALIASES = {"num_frames": "target_frames", "target_fps": "fps"}
 # One item cannot set these, only a family or an engine.
 ENGINE_ONLY = ("min_pixels", "max_pixels", "font")
-ITEM_ONLY = ("times",)
+_ITEM_ONLY = ("times",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def engine_options(
         for name, value in kwargs.items()
         if name.startswith(PREFIX)
     }
-    names = tuple(name for name in NAMES if name not in ITEM_ONLY)
+    names = tuple(name for name in NAMES if name not in _ITEM_ONLY)
     _check_names(given, names, ConfigError, "mm_processor_kwargs", PREFIX)
     checked = _checked(given, ConfigError, "mm_processor_kwargs", PREFIX)
     options = _given(options, checked, ConfigError)

@@ -42,7 +42,7 @@ from mmdeploy_llm_processors.image.patches import fit_size, resize
 from .options import PREFIX, VideoOptions, engine_options, item_options
 from .select import chosen_frames, thinned
 
-OF_FRAMES = frozenset({"source_fps", "times"})  # options of a list of frames
+_OF_FRAMES = frozenset({"source_fps", "times"})  # options of a list of frames
 GROUP = 2  # frames that are merged into one token
 # Of a whole video, in the examples of one family's authors, which docs/media.md names; the others
 # have fewer.
@@ -302,7 +302,7 @@ class VideoProcessor(VideoOpener):
             )
         elif options.times:
             raise MediaError("times is an option of a list of frames; a file says its own")
-        if video.has_chosen_frames and not given.keys() - OF_FRAMES:
+        if video.has_chosen_frames and not given.keys() - _OF_FRAMES:
             indices = chosen_frames(timeline, options)
         else:
             indices = self.choose(timeline, options, video.digest)
