@@ -10,6 +10,7 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.decode import decode_image
 from mmdeploy_llm.media.video.opening import open_video
 
 LIMITS = MediaLimits()
@@ -69,6 +70,38 @@ def test_m2ts_and_an_open_group(videos):
     )
     opened = open_video(blob, LIMITS)
     for index in range(NUM):
+        assert numbers(videos, opened, [index]) == [index]
+
+
+@pytest.mark.parametrize("b_frames", [0, 2])
+@pytest.mark.parametrize("hidden", [3, 5, 10])
+def test_an_edit_list_hides_what_comes_before_it(videos, hidden, b_frames):
+    """Frames before 0 of an MP4 are decoded, and not shown, wherever the key frames are."""
+    whole = videos.encoded("mp4", "libx264", ticks=range(24), b_frames=b_frames)
+    buffer, settings = io.BytesIO(), {"use_editlist": "1", "avoid_negative_ts": "disabled"}
+    with (
+        av.open(io.BytesIO(whole)) as source,
+        av.open(buffer, "w", format="mp4", options=settings) as file,
+    ):
+        stream = file.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.size:
+                shift = int(hidden / 10 / packet.time_base)
+                packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
+                packet.stream = stream
+                file.mux(packet)
+    opened = open_video(buffer.getvalue(), LIMITS)
+    assert numbers(videos, opened) == list(range(hidden, 24))
+    assert numbers(videos, opened, [7]) == [hidden + 7]
+    assert not opened.timeline.notes
+
+
+@pytest.mark.parametrize("name", ["matroska", "mpegts"])
+def test_each_frame_of_open_groups_is_found_alone(videos, name):
+    params = "log-level=none:keyint=10:min-keyint=10:open-gop=1:bframes=3"
+    blob = videos.encoded(name, "libx265", ticks=range(40), **{"x265-params": params})
+    opened = open_video(blob, LIMITS)
+    for index in (0, 8, 9, 10, 11, 18, 19, 20, 39):
         assert numbers(videos, opened, [index]) == [index]
 
 
@@ -190,6 +223,8 @@ def test_the_hidden_image_of_a_png_is_no_frame(videos):
     opened = open_video(animated(videos, "PNG", [200] * 4, default_image=True), LIMITS)
     assert numbers(videos, opened) == [1, 2, 3, 4]
     assert opened.timeline.duration == pytest.approx(0.8)
+    as_image = decode_image(animated(videos, "PNG", [200] * 4, default_image=True)).image
+    assert videos.number_of(as_image) == 1
 
 
 def test_an_avif_sequence_is_a_video_and_a_still_one_is_not(videos):
