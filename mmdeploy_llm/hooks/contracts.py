@@ -205,6 +205,7 @@ class MediaLimits:
     isolation: whether a processor decodes in the threads of intake, or in processes that are killed
         after decode_timeout and use at most decode_memory bytes; "auto" leaves the choice to
         the processor.
+    pixels: of a video whose pixels are not square: "square" as players show it, or "as-stored".
     """
 
     max_bytes: int = 256 * 2**20
@@ -221,6 +222,7 @@ class MediaLimits:
     decode_timeout: float = 60.0
     decode_memory: int = 4 * 2**30
     deadline: Deadline | None = None
+    pixels: Literal["square", "as-stored"] = "square"
 
     def until(self, deadline: Deadline) -> MediaLimits:
         """Returns these limits with times that end at `deadline`, which has not passed."""

@@ -182,3 +182,10 @@ def test_a_record_says_what_of_its_videos_was_used():
     assert (values["num_video_frames"], values["video_seconds"]) == (12, 59.5)
     assert Record.from_json(record.to_json()) == record
     assert "video_seconds" not in json.loads(Record(id="a", path="a").to_json())
+
+
+def test_a_record_says_what_a_model_did_not_get_of_its_media():
+    record = Record(id="a.ts", path="a.ts", media_notes=("the first 1.50 s cannot be seen",))
+    assert json.loads(record.to_json())["media_notes"] == ["the first 1.50 s cannot be seen"]
+    assert [*Record.from_json(record.to_json()).media_notes] == [*record.media_notes]
+    assert "media_notes" not in json.loads(Record(id="a", path="a").to_json())

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,6 +99,69 @@ def test_a_list_of_frames_is_used_whole(make, files):
     item = processor.decode(frames, LIMITS)
     assert processor.process(item, {}).grid_thw[0] == 50
     assert processor.process(item, {"source_fps": 10, "fps": 2}).grid_thw[0] == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "is_told"),
+    [
+        ({}, [0, 1 / 24, 2 / 24, 3 / 24], True),
+        ({"source_fps": 2}, [0, 0.5, 1, 1.5], False),
+        ({"times": [3, 4.5, 10, 12]}, [3, 4.5, 10, 12], False),
+    ],
+)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_times_of_frames_are_given_or_counted(make, files, options, seconds, is_told, is_array):
+    processor = make()
+    frames = [files.frame_of(index, 4) for index in range(4)]
+    item = processor.decode(np.stack(frames) if is_array else frames, LIMITS)
+    plan = processor._plan(item, options)
+    assert [*map(plan.timeline.time_of, plan.indices)] == pytest.approx(seconds)
+    made = processor.process(item, options)
+    assert bool(made.notes) == is_told
+    assert all("counted, at 24 a second" in note for note in made.notes)
+
+
+def test_frames_at_other_times_are_another_item(make, files):
+    processor = make()
+    item = processor.decode([files.frame_of(index, 2) for index in range(2)], LIMITS)
+    keys = {processor.process(item, {"times": times}).key for times in ([0, 1], [0, 2], [5, 6])}
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([0, 1], "times has 2 numbers, and the video 3 frames"),
+        ([0, 2, 1], "seconds, of 0 or more, that ascend"),
+        ([-1, 0, 1], "seconds, of 0 or more, that ascend"),
+        ("abc", "seconds, of 0 or more, that ascend"),
+    ],
+)
+def test_wrong_times(make, files, times, message):
+    processor = make()
+    item = processor.decode([files.frame_of(index, 3) for index in range(3)], LIMITS)
+    with pytest.raises(MediaError, match=message):
+        processor.process(item, {"times": times})
+
+
+def test_a_file_has_times_of_its_own(make, files):
+    processor = make()
+    item = processor.decode(files.video(3, 10), LIMITS)
+    with pytest.raises(MediaError, match="times is an option of a list of frames"):
+        processor.process(item, {"times": [0, 1, 2]})
+
+
+def test_pixels_that_are_not_square_count_as_they_are_shown(make, load_file):
+    blob = load_file("media/numbered_videos.py").encoded(
+        "mp4", "libx264", ticks=range(2), aspect=Fraction(2)
+    )
+    processor = make(video_max_pixels=28 * 28 * 400)
+    grids = [
+        processor.process(processor.decode(blob, limits), {}).grid_thw
+        for limits in (LIMITS, replace(LIMITS, pixels="as-stored"))
+    ]
+    # 256 x 64 and 128 x 64 pixels, in steps of 28, of two patches each
+    assert [grid[1:] for grid in grids] == [(4, 18), (4, 10)]
 
 
 def test_a_long_list_is_thinned_out(make, files):

@@ -90,3 +90,19 @@ def test_a_family_that_does_not_say_what_it_sees_names_no_size():
         )
     )
     assert cost_of_a_photo(llm, 2000) == "12 MP photos -> 1,234 tokens (--image-tokens 2000)"
+
+
+def test_what_a_model_did_not_get_of_a_video_is_told(tmp_path, load_file):
+    """The output, the record and the summary say that a recording begins between key frames."""
+    videos = load_file("media/numbered_videos.py")
+    whole = videos.encoded("mpegts", "libx264", ticks=range(60), gop=40)
+    (tmp_path / "cut.ts").write_bytes(videos.without_first(whole, 25, "mpegts"))
+    note = "the first 1.50 s of the video cannot be seen: no frame of them can be decoded"
+    with LLM("shapes-vl", quiet=True) as llm:
+        (output,) = llm.generate(asked("video", tmp_path / "cut.ts"), PARAMS, use_tqdm=False)
+    assert output.media_notes == (note,)
+    words = ["-o", str(tmp_path / "out.jsonl"), "--no-report", "--max-tokens", "4"]
+    done = CliRunner().invoke(app, ["caption", str(tmp_path / "cut.ts"), *words])
+    assert "1 record says what a model did not get of its media: media_notes" in done.output
+    [record] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert record["media_notes"] == [note]

@@ -81,7 +81,7 @@ def count(
     chosen: Annotated[Given, Rows(RunArguments, "recursive", "limit")],
     total: Total = False,
     as_json: IsJson = False,
-    budgets: Annotated[Given, Rows(EngineFlags, "image_tokens", "video_tokens")],
+    budgets: Annotated[Given, Rows(EngineFlags, "image_tokens", "video_tokens", "pixels")],
     engine: Engine = None,
     documents: CountedPages,
     providers: ProviderOptions,

@@ -60,7 +60,9 @@ class ModelOptions(Group):
     title: ClassVar[str] = "Model"
 
     model: Model = "shapes-vl"
-    computed: Annotated[Given, Rows(EngineFlags, "dtype", "device", "image_tokens", "video_tokens")]
+    computed: Annotated[
+        Given, Rows(EngineFlags, "dtype", "device", "image_tokens", "video_tokens", "pixels")
+    ]
     adapter: Adapter = None
     engine: Engine = None
     providers: ProviderOptions

@@ -127,6 +127,8 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: LeastSize | None) -> D
         least = wanted(height, width)[::-1]
         shrink_on_load(opened, oriented(least, orientation))
     with reading(opened):
+        if opened.info.get("default_image"):  # of a PNG, for programs that know no animations
+            opened.seek(1)
         opened.load()
         check_pixels(opened.size, limits)  # some containers say another size than their images
         image = upright(to_rgb(opened), file_orientation(opened))

@@ -27,7 +27,7 @@ from mmdeploy_llm.system.processes.wire import beside_pickle
 from .worker import serve
 
 MAX_ARRAY = 2**31  # bytes
-BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
+BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration", "pixels")  # what codecs keep to
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
 # A function at the top level of a module or of a plugin's single file, or "module:function".

@@ -41,6 +41,7 @@ def media_limits(config: EngineConfig) -> MediaLimits:
         allowed_schemes=config.allowed_media_schemes,
         max_duration=config.max_video_seconds,
         max_frames=config.max_video_frames,
+        pixels=config.pixels,
         isolation=config.media_isolation,
         decode_timeout=config.media_timeout,
         decode_memory=config.media_process_memory,

@@ -1,10 +1,9 @@
-"""Reads animated GIF, WebP and PNG as videos, through Pillow."""
+"""Reads animated GIF, WebP, PNG and AVIF as videos, through Pillow."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 
 from PIL import Image, ImageFile
 
@@ -13,12 +12,12 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image.files import OPENERS
 from mmdeploy_llm.media.image.modes import to_rgb
 
-from .timeline import Timeline, check_duration, check_size
+from .timeline import Timeline, check_duration, check_size, digest_of
 
 DEFAULT_LENGTH = 0.1  # seconds of a frame whose length is below SHORTEST_LENGTH, as in browsers
 SHORTEST_LENGTH = 0.011  # seconds
 MAX_ANIMATION_FRAMES = 20_000
-FORMATS = ("GIF", "WEBP", "PNG")
+FORMATS = tuple(name for name in ("GIF", "WEBP", "PNG", "AVIF") if name in OPENERS)
 
 
 class Animation:
@@ -31,7 +30,9 @@ class Animation:
         try:
             opened = OPENERS[name](io.BytesIO(blob))
             check_size(*opened.size, limits)
-            lengths = _lengths(opened, name)
+            # The default image of a PNG is hidden where it is no frame of the animation.
+            self._num_hidden = int(name == "PNG" and bool(opened.info.get("default_image")))
+            lengths = _lengths(opened, name)[self._num_hidden :]
         except MediaError:
             raise
         except Exception as error:  # codecs raise anything for broken data
@@ -48,7 +49,7 @@ class Animation:
             duration=end,
             is_constant=max(lengths) - min(lengths) < 1e-6,
         )
-        self.digest = blake2b(blob, digest_size=20).hexdigest()
+        self.digest = digest_of(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo. Frames build on each other, so the last good frame replaces those after
@@ -57,7 +58,7 @@ class Animation:
         latest: Image.Image | None = None
         for index in indices:
             try:
-                opened.seek(index)
+                opened.seek(index + self._num_hidden)
                 latest = to_rgb(opened.copy())
             except Exception as error:  # codecs raise anything for broken data
                 if latest is None:
@@ -73,8 +74,10 @@ class Animation:
 def _lengths(opened: ImageFile.ImageFile, name: str) -> list[float]:
     """Reads the length of each frame, in seconds."""
     count = int(getattr(opened, "n_frames", 1))
-    if count < 2 and name == "PNG":
-        raise UnsupportedMediaError("a PNG without animation is not a video; give it as an image")
+    if count < 2 and name in ("PNG", "AVIF"):
+        raise UnsupportedMediaError(
+            f"a {name} image without animation was given as a video; give it as an image"
+        )
     if count > MAX_ANIMATION_FRAMES:
         raise MediaLimitError(
             f"the animation has {count} frames, {MAX_ANIMATION_FRAMES} are allowed; shorten it"
@@ -82,7 +85,7 @@ def _lengths(opened: ImageFile.ImageFile, name: str) -> list[float]:
     lengths = []
     for index in range(count):
         opened.seek(index)
-        if name == "WEBP":  # Pillow reads a frame's length only with its pixels
+        if name in ("WEBP", "AVIF"):  # Pillow reads a frame's length only with its pixels
             opened.load()
         seconds = float(opened.info.get("duration") or 0) / 1000
         lengths.append(seconds if seconds >= SHORTEST_LENGTH else DEFAULT_LENGTH)

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import bisect
 import io
-import math
-import statistics
-import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import blake2b
-from itertools import pairwise
+from itertools import islice
+from typing import Literal
 
 import av
 from av.container import InputContainer
-from av.sidedata.sidedata import Type as SideData
 from av.video.stream import VideoStream
 from PIL import Image
 
@@ -37,64 +34,16 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
-from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size
+from .display import Display, pixel_aspect, shown_size
+from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest_of, is_even
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
-MATRIX = struct.Struct("=9i")  # rows (a, b, u), (c, d, v), (x, y, w); a to d are 16.16 fixed point
-UPRIGHT = (1, 0, 0, 1)
-TOLERANCE = math.sin(math.radians(1))  # a matrix may be a degree away from a right angle
-
-# Signs of (a, b, c, d) -> what shows the frame so. A stored pixel (x, y) is displayed at
-# (a x + c y, b x + d y): ISO/IEC 14496-12, section 6.2.2, and FFmpeg's autorotate.
-TRANSPOSES = {
-    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
-    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
-    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
-    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
-    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
-    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
-    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
-}
-
-
-def upright(frame: av.VideoFrame) -> Image.Image:
-    """Returns the frame as it is displayed, in RGB. Other angles than right ones are not turned."""
-    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
-    turn = TRANSPOSES.get(_signs(frame))
-    return image.transpose(turn) if turn is not None else image
-
-
-def is_sideways(frame: av.VideoFrame) -> bool:
-    """Returns whether width and height of the frame change places when it is displayed."""
-    return _signs(frame)[0] == 0
-
-
-def _signs(frame: av.VideoFrame) -> tuple[int, int, int, int]:
-    """Returns the signs of (a, b, c, d), each column scaled to length 1 first.
-
-    Without a matrix, with one that is singular, or with one that is no right angle: UPRIGHT.
-    """
-    data = frame.side_data.get(SideData.DISPLAYMATRIX)
-    if data is None or len(bytes(data)) < MATRIX.size:
-        return UPRIGHT
-    a, b, _, c, d, *_ = MATRIX.unpack_from(bytes(data))
-    first, second = math.hypot(a, c), math.hypot(b, d)
-    if not first or not second:
-        return UPRIGHT
-    signs = tuple(map(_sign, (a / first, b / second, c / first, d / second)))
-    return signs if signs in TRANSPOSES else UPRIGHT
-
-
-def _sign(value: float) -> int:
-    return 0 if abs(value) < TOLERANCE else int(math.copysign(1, value))
-
-
+WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
+Clock = Literal["pts", "dts", "index"]
+MAX_PROBED = 2000  # packets that are looked at to tell which of several videos moves
 MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
 # Largest distance of a neighbour that replaces a frame that cannot be decoded (FastDeploy's rule).
 NEIGHBOURS, NEIGHBOURS_AT_ENDS = 10, 20
-# Frame lengths that differ by at most this fraction of their median count as equal: some containers
-# round times to milliseconds.
-RATE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +51,18 @@ class Track:
     """The result of the first pass.
 
     pts: times of the frames, ascending, in units of time_base. keys: times of the key frames.
-    is_numbered: the container lacks the time of some frame, or gives frames those of others, so
-    frames are identified by their index and pts are 0, 1, 2, ...
+    clock: what tells these times of a decoded frame; "index": the container lacks the time of some
+        frame, or gives frames those of others, so pts are 0, 1, 2, ...
+    has_keys: some packet is marked as a key frame, so decoding begins with one.
+    aspect: width of a pixel by its height.
     """
 
     timeline: Timeline
     pts: Sequence[int]
     keys: Sequence[int]
-    is_numbered: bool
+    clock: Clock
+    has_keys: bool
+    aspect: Fraction
 
 
 class _SeekError(Exception):
@@ -133,7 +86,7 @@ class ContainerVideo:
         with self._opened() as (container, stream):
             self._track = _survey(container, stream, limits)
         self.timeline = self._track.timeline
-        self.digest = blake2b(blob, digest_size=20).hexdigest()
+        self.digest = digest_of(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
@@ -176,18 +129,59 @@ class ContainerVideo:
             ) from None
 
 
+def _tracks(container: InputContainer) -> list[VideoStream]:
+    """Returns the video streams that are not cover art, the one that players show first: moving
+    pictures before those of one frame, default ones before others, then the largest."""
+    cover = av.stream.Disposition.attached_pic
+    found = [stream for stream in container.streams.video if not stream.disposition & cover]
+    if len(found) < 2:
+        return found
+    counts = Counter[int]()
+    for packet in islice(container.demux(found), MAX_PROBED):
+        counts[packet.stream_index] += bool(packet.size)
+        if all(counts[stream.index] > 1 for stream in found):
+            break
+    container.seek(0)
+
+    def rank(stream: VideoStream) -> tuple[bool, bool, bool, int]:
+        context = stream.codec_context
+        is_default = bool(stream.disposition & av.stream.Disposition.default)
+        area = 0 if context is None else context.width * context.height
+        return context is not None, counts[stream.index] > 1, is_default, area
+
+    return sorted(found, key=rank, reverse=True)
+
+
 def _video_stream(container: InputContainer) -> VideoStream:
-    """Returns the first video stream that is not cover art."""
-    for stream in container.streams.video:
-        if not stream.disposition & av.stream.Disposition.attached_pic:
-            if stream.codec_context is None:
-                raise UnsupportedMediaError("the video's codec is not known to this FFmpeg")
-            stream.thread_count = 1  # the intake already decodes in several threads
-            return stream
+    """Returns the video stream that players show. Raises UnsupportedMediaError without one."""
+    for stream in _tracks(container):
+        if stream.codec_context is None:
+            raise UnsupportedMediaError("the video's codec is not known to this FFmpeg")
+        stream.thread_count = 1  # the intake already decodes in several threads
+        return stream
     kinds: list[str] = sorted({stream.type for stream in container.streams}) or ["nothing"]
     raise UnsupportedMediaError(
         f"the file has no video in it, only {', '.join(kinds)}; give a video, or remove the item"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packet:
+    """The times of a packet, which holds one frame, and whether it is a key frame."""
+
+    pts: int | None
+    dts: int | None
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _First:
+    """The first frame that can be decoded. dts: of the packet with which the decoder gave
+    it. size: (width, height), as it is displayed."""
+
+    pts: int | None
+    dts: int | None
+    size: tuple[int, int]
 
 
 def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits) -> Track:
@@ -200,47 +194,107 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     packets = _packets(container, stream, int(limits.max_duration * MAX_RATE))
     if not packets:
         raise MediaError("the video holds no frame that can be read; it may be truncated")
-    pts: Sequence[int] = sorted({pts for pts, _ in packets if pts is not None})
-    has_all = len(pts) == len(packets)
-    is_numbered = any(pts is None for pts, _ in packets) or _in_decoding_order(container, stream)
-    keys = sorted({pts for pts, is_key in packets if pts is not None and is_key})
-    seconds = float(stream.time_base or Fraction(1, 1000))
-    if is_numbered and not has_all:
-        pts, seconds = range(len(packets)), 1 / _rate(stream)
-    times = [(value - pts[0]) * seconds for value in pts]
-    if is_numbered:
-        pts, keys = range(len(packets)), []
+    has_keys = any(packet.is_key for packet in packets)
+    aspect = pixel_aspect(stream.sample_aspect_ratio if limits.pixels == "square" else None)
+    first = _first_frame(container, stream, aspect, has_keys=has_keys)
+    clock, pts, times = _clock(container, stream, packets, first)
+    keys = sorted(
+        {own for each in packets if each.is_key and (own := _time_on(clock, each)) is not None}
+    )
+    start = _start(clock, pts, first)
+    begin = times[start]
+    notes = _notes(container, stream, packets, begin)
+    pts, times = pts[start:], [time - begin for time in times[start:]]
     # The last frame lasts as long as the others.
     last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
     check_duration(times[-1] + last, limits)
-    if _is_sideways(container, stream):
-        width, height = height, width
+    width, height = (width, height) if first is None else first.size
+    check_size(width, height, limits)
     timeline = Timeline(
         width=width,
         height=height,
         times=times,
         duration=times[-1] + last,
-        is_constant=_is_constant(times),
+        is_constant=is_even(times),
+        start=begin,
+        notes=notes,
     )
-    return Track(timeline=timeline, pts=pts, keys=keys, is_numbered=is_numbered)
+    return Track(
+        timeline=timeline, pts=pts, keys=keys, clock=clock, has_keys=has_keys, aspect=aspect
+    )
 
 
-def _in_decoding_order(container: InputContainer, stream: VideoStream) -> bool:
-    """Whether the times of frames are those of the packets that came with them, in the order in
-    which they are decoded: AVI has no times of presentation, so FFmpeg counts packets."""
-    return container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+def _start(clock: Clock, pts: Sequence[int], first: _First | None) -> int:
+    """Returns the place of the first frame that can be decoded; 0 where nothing tells it."""
+    time = None if first is None else _time_on(clock, first)
+    start = 0 if time is None else bisect.bisect_left(pts, time)
+    return start if start < len(pts) else 0
 
 
-def _packets(
-    container: InputContainer, stream: VideoStream, max_frames: int
-) -> list[tuple[int | None, bool]]:
-    """Returns (time, whether it is a key frame) of all packets, one for each frame; for a truncated
-    file, of those before its end. Raises MediaLimitError for more than max_frames."""
-    found: list[tuple[int | None, bool]] = []
+def _notes(
+    container: InputContainer, stream: VideoStream, packets: Sequence[_Packet], unseen: float
+) -> tuple[str, ...]:
+    """Says what of the file is not seen, or guessed. unseen: seconds before the first frame."""
+    notes = []
+    if (num := len(_tracks(container))) > 1:
+        notes.append(f"the file has {num} videos in it, of which number {stream.index} is used")
+    if unseen:
+        notes.append(
+            f"the first {unseen:.2f} s of the video cannot be seen: no frame of them can be decoded"
+        )
+    if any(each.pts is None for each in packets):
+        notes.append(
+            f"times of the video's frames are counted, at {_rate(stream):g} frames a second: the "
+            "file does not say them all"
+        )
+    return tuple(notes)
+
+
+def _clock(
+    container: InputContainer,
+    stream: VideoStream,
+    packets: Sequence[_Packet],
+    first: _First | None,
+) -> tuple[Clock, Sequence[int], list[float]]:
+    """Returns what tells the time of a decoded frame, these times, and the same in seconds, from 0.
+
+    AVI and ASF have no times of presentation where frames refer to later ones: their decoder shows
+    a frame when it has read the packet that stands in its place, a few after its own.
+    """
+    unit = float(stream.time_base or Fraction(1, 1000))
+    if container.format.name in WITHOUT_PTS:
+        dts = sorted(each.dts for each in packets if each.dts is not None)
+        if len(dts) == len(packets) == len(set(dts)):
+            delay = 0
+            if first is not None and first.dts is not None:
+                delay = bisect.bisect_left(dts, first.dts)
+            if not stream.codec_context.has_b_frames:
+                return "dts", dts, [(time - dts[0]) * unit for time in dts]
+            step = 1 / _rate(stream)
+            times = [(time - dts[delay]) * unit for time in dts[delay:]]
+            times += [times[-1] + step * (number + 1) for number in range(delay)]
+            return "index", range(len(packets)), times
+    pts = sorted({each.pts for each in packets if each.pts is not None})
+    if any(each.pts is None for each in packets) or (
+        container.format.name in WITHOUT_PTS and stream.codec_context.has_b_frames
+    ):
+        return "index", range(len(packets)), [at / _rate(stream) for at in range(len(packets))]
+    return "pts", pts, [(time - pts[0]) * unit for time in pts]
+
+
+def _time_on(clock: Clock, frame: _Packet | _First | av.VideoFrame) -> int | None:
+    """Returns the time of a packet or frame in the units of its stream; None where it has none."""
+    return None if clock == "index" else frame.pts if clock == "pts" else frame.dts
+
+
+def _packets(container: InputContainer, stream: VideoStream, max_frames: int) -> list[_Packet]:
+    """Returns all packets, one for each frame; for a truncated file, those before its end. Raises
+    MediaLimitError for more than max_frames."""
+    found: list[_Packet] = []
     try:
         for packet in container.demux(stream):
             if packet.size and not packet.is_discard:
-                found.append((packet.pts, packet.is_keyframe))
+                found.append(_Packet(pts=packet.pts, dts=packet.dts, is_key=packet.is_keyframe))
             if len(found) > max_frames:
                 raise MediaLimitError(f"the video has more than {max_frames} frames; shorten it")
     except av.error.FFmpegError:
@@ -249,29 +303,35 @@ def _packets(
     return found
 
 
+def _first_frame(
+    container: InputContainer, stream: VideoStream, aspect: Fraction, *, has_keys: bool
+) -> _First | None:
+    """Decodes until there is a frame; returns None if none can be decoded."""
+    container.seek(0)
+    for frame in _frames(container, stream, from_key=has_keys):
+        return _First(pts=frame.pts, dts=frame.dts, size=shown_size(frame, aspect))
+    return None
+
+
 def _rate(stream: VideoStream) -> float:
     """Returns the frames per second that the container announces, if plausible, else a default."""
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     return rate if 0 < rate <= MAX_RATE else UNKNOWN_RATE
 
 
-def _is_constant(times: Sequence[float]) -> bool:
-    if len(times) < 3:
-        return True
-    usual = statistics.median(after - before for before, after in pairwise(times))
-    slack = max(RATE_TOLERANCE * usual, 0.002)
-    # Frames may be slightly early or late, but must not drift away from an even spacing.
-    mean = times[-1] / (len(times) - 1)
-    return all(abs(time - index * mean) <= slack for index, time in enumerate(times))
-
-
-def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
-    """Returns whether frames are rotated by 90 degrees, which only a decoded frame shows."""
-    container.seek(0)
-    for packet in container.demux(stream):
-        for frame in _decoded(packet):
-            return is_sideways(frame)
-    return False
+def _frames(
+    container: InputContainer, stream: VideoStream, *, from_key: bool
+) -> Iterator[av.VideoFrame]:
+    """Yields the undamaged frames from here on. from_key: packets before a key frame are left
+    out, of which some decoders make grey pictures."""
+    is_on = not from_key
+    try:
+        for packet in container.demux(stream):
+            is_on = is_on or packet.is_keyframe
+            if is_on:
+                yield from _decoded(packet)
+    except av.error.FFmpegError:  # the rest of the file cannot be read
+        return
 
 
 def _decoded(packet: av.Packet) -> list[av.VideoFrame]:
@@ -298,6 +358,7 @@ class _Reader:
     ) -> None:
         self._container, self._stream = container, stream
         self._track, self._keys = track, keys
+        self._display = Display(track.aspect)
         self._frames = self._decode()
         self._earlier: _Frame | None = None  # the last frame before the wanted one
         self._here: _Frame | None = None  # the frame at or after the wanted one
@@ -316,7 +377,7 @@ class _Reader:
             self._here is None or (self._earlier is None and self._here.pts > wanted)
         ):
             raise _SeekError
-        return upright(self._nearest(index, wanted).frame)
+        return self._display.shown(self._nearest(index, wanted).frame)
 
     def _jump(self, wanted: int) -> bool:
         """Seeks to the last key frame at or before `wanted` if it is after the current frame.
@@ -331,21 +392,18 @@ class _Reader:
             self._container.seek(self._keys[before], stream=self._stream, backward=True)
         except av.error.FFmpegError:
             raise _SeekError from None
-        self._frames = self._decode()
+        self._frames = self._decode(least=self._keys[before])
         self._earlier = self._here = None
         return True
 
-    def _decode(self) -> Iterator[_Frame]:
-        index = 0
-        try:
-            for packet in self._container.demux(self._stream):
-                for frame in _decoded(packet):
-                    pts = index if self._track.is_numbered else frame.pts
-                    index += 1
-                    if pts is not None:
-                        yield _Frame(pts=pts, frame=frame)
-        except av.error.FFmpegError:  # the rest of the file cannot be read
-            return
+    def _decode(self, least: int | None = None) -> Iterator[_Frame]:
+        """Yields frames, without those before `least`: they refer to some before a key frame."""
+        track = self._track
+        found = _frames(self._container, self._stream, from_key=track.has_keys)
+        for index, frame in enumerate(found):
+            pts = index if track.clock == "index" else _time_on(track.clock, frame)
+            if pts is not None and (least is None or pts >= least):
+                yield _Frame(pts=pts, frame=frame)
 
     def _nearest(self, index: int, wanted: int) -> _Frame:
         near = [frame for frame in (self._earlier, self._here) if frame is not None]

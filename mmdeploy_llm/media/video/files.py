@@ -18,8 +18,8 @@ from . import animation
 from .animation import Animation
 from .timeline import OpenVideo
 
-ACCEPTED = "MP4, MOV, MKV, WebM, AVI, MPEG, FLV, WMV, GIF, animated WebP or PNG"
-STILL_IMAGES = ("AVIF", "JPEG", "BMP", "HEIF", "TIFF")
+ACCEPTED = "MP4, MOV, MKV, WebM, AVI, MPEG, FLV, WMV, GIF, animated WebP, PNG or AVIF"
+STILL_IMAGES = ("JPEG", "BMP", "HEIF", "TIFF")
 
 
 def open_file(blob: bytes, limits: MediaLimits) -> OpenVideo:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from PIL import Image
@@ -15,7 +14,7 @@ from mmdeploy_llm.media.isolation import Workers
 from . import files
 from .files import open_file
 from .frames import FrameList, as_frames
-from .timeline import OpenVideo, Timeline
+from .timeline import OpenVideo, Timeline, digest_of
 
 
 def open_video(source: Any, limits: MediaLimits, workers: Workers | None = None) -> OpenVideo:
@@ -43,7 +42,7 @@ class IsolatedVideo:
         self._blob, self._limits, self._workers = blob, limits, workers
         [(fields, _)] = workers.decode(f"{files.__name__}:survey", blob, limits)
         self.timeline = Timeline.from_json(fields)
-        self.digest = blake2b(blob, digest_size=20).hexdigest()
+        self.digest = digest_of(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""

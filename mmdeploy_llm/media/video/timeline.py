@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Protocol
 
 from PIL import Image
@@ -11,6 +14,9 @@ from PIL import Image
 from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits
 
+# Frame lengths that differ by at most this fraction of their median count as equal: some containers
+# round times to milliseconds.
+RATE_TOLERANCE = 0.1
 UNKNOWN_RATE = 24.0  # frames per second of a video that does not say, as in transformers
 
 
@@ -19,9 +25,13 @@ class Timeline:
     """Size and frames of a video.
 
     width, height: pixels, upright.
-    times: seconds at which each frame appears, the first at 0.
-    duration: seconds, including the length of the last frame.
-    is_constant: all frames are equally long, so frame i appears at i * duration / num_frames.
+    times: seconds from the first frame to each, so the first is 0.
+    duration: seconds from the first frame to the end of the last.
+    is_constant: all frames are equally long, so frame i comes i * duration / num_frames after the
+        first.
+    start: seconds from the beginning of the video to its first frame: above 0 where none before it
+        can be decoded.
+    notes: what of the video is not seen, or is a guess, in sentences.
     """
 
     width: int
@@ -29,6 +39,8 @@ class Timeline:
     times: Sequence[float]
     duration: float
     is_constant: bool
+    start: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields, for `from_json`."""
@@ -37,7 +49,7 @@ class Timeline:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Timeline:
         """Rebuilds a timeline from the fields that `to_json` returned."""
-        return cls(**values)
+        return cls(**{**values, "notes": tuple(values["notes"])})
 
     @property
     def num_frames(self) -> int:
@@ -50,10 +62,38 @@ class Timeline:
         return self.num_frames / self.duration
 
     def time_of(self, index: int) -> float:
-        """Returns the seconds at which frame `index` appears."""
+        """Returns the seconds from the beginning of the video at which frame `index` appears."""
         if self.is_constant:
-            return index * self.duration / self.num_frames
-        return self.times[index]
+            return self.start + index / self.fps
+        return self.start + self.times[index]
+
+    def at(self, times: Sequence[float]) -> Timeline:
+        """Returns the timeline of the same frames where they appear at these seconds, ascending."""
+        seen = [time - times[0] for time in times]
+        last = seen[-1] / (len(seen) - 1) if len(seen) > 1 else 1 / UNKNOWN_RATE
+        return replace(
+            self,
+            times=seen,
+            duration=seen[-1] + last,
+            is_constant=is_even(seen),
+            start=times[0],
+        )
+
+    @property
+    def end(self) -> float:
+        """The seconds from the beginning of the video to the end of its last frame."""
+        return self.start + self.duration
+
+
+def is_even(times: Sequence[float]) -> bool:
+    """Returns whether frames that appear at these seconds, the first at 0, are equally long."""
+    if len(times) < 3:
+        return True
+    usual = statistics.median(after - before for before, after in pairwise(times))
+    slack = max(RATE_TOLERANCE * usual, 0.002)
+    # Frames may be slightly early or late, but must not drift away from an even spacing.
+    mean = times[-1] / (len(times) - 1)
+    return all(abs(time - index * mean) <= slack for index, time in enumerate(times))
 
 
 def constant_timeline(width: int, height: int, num_frames: int, fps: float) -> Timeline:
@@ -78,6 +118,12 @@ class OpenVideo(Protocol):
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """Yields upright RGB images of these frames; a frame that cannot be decoded is replaced by
         its nearest neighbour. indices: ascending. Raises MediaError."""
+
+
+def digest_of(blob: bytes, limits: MediaLimits) -> str:
+    """Hashes the bytes of a file, and what of the limits changes its frames."""
+    own = b"" if limits.pixels == "square" else limits.pixels.encode()
+    return blake2b(blob, digest_size=20, person=own).hexdigest()
 
 
 def check_size(width: int, height: int, limits: MediaLimits) -> None:

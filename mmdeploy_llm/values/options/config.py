@@ -374,6 +374,18 @@ class MediaOptions(FrozenParams, defer_build=True):
             "Most tokens of a video, as --image-tokens.", metavar="N", is_rare=True, default="auto"
         ),
     ] = Field(default="full", description="the same of a video")
+    pixels: Annotated[
+        Literal["square", "as-stored"],
+        Flag(
+            "Shape of a video whose pixels are not square. square: as players show it; as-stored:"
+            " as transformers reads it.",
+            is_rare=True,
+        ),
+    ] = Field(
+        default="square",
+        description="shape of a video whose pixels are not square: `square` stretches the frames "
+        "as players do; `as-stored` leaves them, as transformers does",
+    )
     mm_processor_kwargs: Mapping[str, Any] | None = Field(
         default=None,
         description="dict of options for the model's media processors, such as bounds on pixels or "

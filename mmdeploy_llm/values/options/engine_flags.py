@@ -128,3 +128,13 @@ class EngineFlags(TypedDict, total=False):
             default="auto",
         ),
     ]
+    pixels: Annotated[
+        str,
+        Flag(
+            help=(
+                "Shape of a video whose pixels are not square. square: as players show it; "
+                "as-stored: as transformers reads it."
+            ),
+            is_rare=True,
+        ),
+    ]

@@ -107,6 +107,7 @@ class EngineOptions(TypedDict, total=False):
     num_intake_threads: int | None
     num_threads: int | None
     numa_node: int | None
+    pixels: Literal["square", "as-stored"] | None
     plugin_files: str | Sequence[str | Path] | None
     plugins: str | Sequence[str | Path] | None
     prefix_cache_memory: int | None

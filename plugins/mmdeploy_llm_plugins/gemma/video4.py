@@ -90,7 +90,7 @@ class Gemma4VideoProcessor(VideoProcessor):
         """Returns "00:03 <|image><|video|>...<image|>" for every frame, with its minutes and
         seconds."""
         factor = self._image_options.factor
-        times = [index / plan.timeline.fps for index in plan.indices]
+        times = [*map(plan.timeline.time_of, plan.indices)]
         return self._stamped(times, (plan.height // factor) * (plan.width // factor))
 
     def _stamped(self, times: Sequence[float], num_tokens: int) -> str:

@@ -63,7 +63,7 @@ class GlmVideoProcessor(TimedVideoProcessor):
 
     def times(self, plan: VideoPlan) -> Sequence[float]:
         """Returns the time of the first of every two frames."""
-        return [index / plan.timeline.fps for index in plan.indices[::GROUP]]
+        return [*map(plan.timeline.time_of, plan.indices[::GROUP])]
 
     def stamped(self, times: Sequence[float], num_tokens: int) -> str:
         """Returns "<|begin_of_image|><|video|>...<|end_of_image|>" before each time: "3" for

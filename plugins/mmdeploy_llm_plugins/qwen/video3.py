@@ -54,8 +54,8 @@ class Qwen3VideoProcessor(TimedVideoProcessor):
         return fit_video(height, width, num_frames, self._image_options, self._frame_tokens)
 
     def times(self, plan: VideoPlan) -> Sequence[float]:
-        """Returns the means of the times of every two frames at the video's mean rate."""
-        times = [index / plan.timeline.fps for index in plan.indices]
+        """Returns the means of the times of every two frames."""
+        times = [*map(plan.timeline.time_of, plan.indices)]
         times += times[-1:] * (plan.num_frames - len(times))
         return [
             (first + last) / 2 for first, last in zip(times[::GROUP], times[1::GROUP], strict=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, MMDeployLLMError
@@ -22,6 +23,7 @@ SAMPLE_MODES = ("leading", "middle", "rand")
 ALIASES = {"num_frames": "target_frames", "target_fps": "fps"}
 # One item cannot set these, only a family or an engine.
 ENGINE_ONLY = ("min_pixels", "max_pixels", "font")
+_ITEM_ONLY = ("times",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class VideoOptions:
     draw_on_frames: whether to write the time on each frame.
     font: name of a font file in the checkpoint.
     source_fps: frames per second of a list of frames or an array.
+    times: seconds of each frame of a list or an array, ascending; (): source_fps says them.
     given: names of options that the engine or the video was given.
     """
 
@@ -50,6 +53,7 @@ class VideoOptions:
     draw_on_frames: bool = True
     font: str = "Roboto-Regular.ttf"
     source_fps: float = 24.0
+    times: tuple[float, ...] = ()
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
 
@@ -74,7 +78,8 @@ def engine_options(
         for name, value in kwargs.items()
         if name.startswith(PREFIX)
     }
-    _check_names(given, NAMES, ConfigError, "mm_processor_kwargs", PREFIX)
+    names = tuple(name for name in NAMES if name not in _ITEM_ONLY)
+    _check_names(given, names, ConfigError, "mm_processor_kwargs", PREFIX)
     checked = _checked(given, ConfigError, "mm_processor_kwargs", PREFIX)
     options = _given(options, checked, ConfigError)
     if options.min_frames > options.max_frames and {"min_frames", "max_frames"} & given.keys():
@@ -157,11 +162,23 @@ def _checked(
         rule = RULES[name]
         if not rule.holds(value):
             raise error(f"{where}: {prefix}{name} must be {rule.text}, got {value!r}")
-    return dict(values)
+    return {
+        name: tuple(map(float, value)) if name == "times" else value
+        for name, value in values.items()
+    }
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _are_times(value: Any) -> bool:
+    """Whether these are seconds that ascend."""
+    if not isinstance(value, (list, tuple)) or not all(map(_is_number, value)):
+        return False
+    return all(0 <= before < after < 1e9 for before, after in pairwise(value)) and (
+        len(value) != 1 or 0 <= value[0] < 1e9
+    )
 
 
 def _is_count(value: Any) -> bool:
@@ -196,5 +213,6 @@ RULES = {
     "source_fps": _Rule(
         holds=lambda value: _is_number(value) and 0 < value < 1e6, text="a number above 0"
     ),
+    "times": _Rule(holds=_are_times, text="a list of seconds, of 0 or more, that ascend"),
 }
 NAMES = tuple(each.name for each in fields(VideoOptions) if each.name != "given")

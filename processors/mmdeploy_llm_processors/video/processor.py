@@ -12,7 +12,7 @@ import math
 import numbers
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
@@ -42,6 +42,7 @@ from mmdeploy_llm_processors.image.patches import fit_size, resize
 from .options import PREFIX, VideoOptions, engine_options, item_options
 from .select import chosen_frames, thinned
 
+_OF_FRAMES = frozenset({"source_fps", "times"})  # options of a list of frames
 GROUP = 2  # frames that are merged into one token
 # Of a whole video, in the examples of one family's authors, which docs/media.md names; the others
 # have fewer.
@@ -95,7 +96,7 @@ class VideoPlan:
 def covered_seconds(timeline: Timeline, indices: Sequence[int]) -> float:
     """Returns the seconds from the first of these frames to the end of the last."""
     after = indices[-1] + 1
-    end = timeline.time_of(after) if after < timeline.num_frames else timeline.duration
+    end = timeline.time_of(after) if after < timeline.num_frames else timeline.end
     return max(0.0, end - timeline.time_of(indices[0]))
 
 
@@ -211,6 +212,7 @@ class VideoProcessor(VideoOpener):
             prompt_text=self.written(plan),
             num_frames=len(plan.indices),
             seconds=plan.seconds,
+            notes=plan.timeline.notes,
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
@@ -294,10 +296,13 @@ class VideoProcessor(VideoOpener):
         options, video = item_options(self.options, given), item.video
         timeline = video.timeline
         if video.has_chosen_frames:
-            timeline = constant_timeline(
-                timeline.width, timeline.height, timeline.num_frames, options.source_fps
+            is_known = "source_fps" in options.given
+            timeline = timeline_of_frames(
+                timeline, options.source_fps, is_known=is_known, times=options.times
             )
-        if video.has_chosen_frames and not set(given) - {"source_fps"}:
+        elif options.times:
+            raise MediaError("times is an option of a list of frames; a file says its own")
+        if video.has_chosen_frames and not given.keys() - _OF_FRAMES:
             indices = chosen_frames(timeline, options)
         else:
             indices = self.choose(timeline, options, video.digest)
@@ -356,6 +361,29 @@ class VideoProcessor(VideoOpener):
             f"{list(plan.indices)!r}\0{plan.height}\0{plan.width}\0{item.digest}"
         )
         return blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def timeline_of_frames(
+    timeline: Timeline, rate: float, *, is_known: bool, times: Sequence[float] = ()
+) -> Timeline:
+    """Returns the timeline of the caller's frames: at `times` if there are any, else evenly spread.
+
+    rate: frames per second. is_known: the caller has said it. Raises MediaError for another number
+    of times than of frames.
+    """
+    num = timeline.num_frames
+    if times:
+        if len(times) != num:
+            raise MediaError(f"times has {len(times)} numbers, and the video {num} frames")
+        return timeline.at(times)
+    counted = constant_timeline(timeline.width, timeline.height, num, rate)
+    if is_known:
+        return counted
+    note = (
+        f"times of the video's frames are counted, at {rate:g} a second: they came without "
+        "source_fps or times"
+    )
+    return replace(counted, notes=(note,))
 
 
 def given_times(options: Mapping[str, Any], steps: int) -> list[float]:

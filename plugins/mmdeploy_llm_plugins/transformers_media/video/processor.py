@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from mmdeploy_llm_processors.from_transformers.lending import Lender
-from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener, covered_seconds
+from mmdeploy_llm_processors.video.processor import (
+    VideoItem,
+    VideoOpener,
+    covered_seconds,
+    timeline_of_frames,
+)
 from torch import Tensor
 
 from mmdeploy_llm.errors import (
@@ -115,6 +120,7 @@ class AnyVideoProcessor(VideoOpener):
             prompt_text=made.text,
             num_frames=len(plan.indices),
             seconds=covered_seconds(plan.timeline, plan.indices),
+            notes=plan.timeline.notes,
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
@@ -140,7 +146,7 @@ class AnyVideoProcessor(VideoOpener):
         timeline = video.timeline
         if video.has_chosen_frames:
             rate = float(options.get(SOURCE_RATE, DEFAULT_RATE))
-            timeline = constant_timeline(timeline.width, timeline.height, timeline.num_frames, rate)
+            timeline = timeline_of_frames(timeline, rate, is_known=SOURCE_RATE in options)
         is_chosen = video.has_chosen_frames and not set(given) - {SOURCE_RATE}
         indices = self._sampling.choose(timeline, options, is_chosen=is_chosen)
         if len(indices) > item.limits.max_frames:
