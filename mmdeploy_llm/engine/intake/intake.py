@@ -314,8 +314,8 @@ class Intake:
         self.media.check(items)
         groups = self._split(items, kwargs, deadline)
         own = [group.parts for group in groups]
-        written = self._parts.messages(conversation.messages, own, template)
-        written = with_known_roles(written, template)
+        given = self._parts.messages(conversation.messages, own, template)
+        written = with_known_roles(given, template)
         text = self._rendered_text(template, written, variables)
         check_complete(
             written,
