@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from mmdeploy_llm.data.files.chosen_kinds import check_kinds
 from mmdeploy_llm.data.files.kinds import FILMS, kind_of_bytes
@@ -20,6 +22,7 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 from .arguments import ColumnArguments
+from .cells import has_media, kind_of_cell
 
 ALL = "*"  # among the carried columns: all that a record can repeat
 
@@ -162,21 +165,29 @@ def by_suffix(values: Mapping[str, Any], kinds: KindTable) -> Iterator[Column]:
             yield Column(kind=kind, name=name)
 
 
+def unused(rows: Iterable[Mapping[str, Any]], read: Collection[str], kinds: KindTable) -> list[str]:
+    """Returns the columns of the first rows that look like media and are not among those that are
+    read."""
+    found = dict.fromkeys(
+        name
+        for values in rows
+        for name, value in values.items()
+        if name not in read and (has_media(value, kinds) or _kind(name, value, kinds) is not None)
+    )
+    return list(found)
+
+
 def _kind(name: str, value: Any, kinds: KindTable) -> str | None:
     """Returns the kind of media in a cell; None if it is none."""
-    if isinstance(value, list) and value:
-        return _kind(name, value[0], kinds)
+    kind, first = kind_of_cell(value, kinds)
     by_name = kinds.of_column(name)
-    if isinstance(value, Mapping):
-        path = value.get("path")
-        if not ({"bytes", "path"} & set(value)) or not set(value) <= {"bytes", "path"}:
-            return None
-        if isinstance(value.get("bytes"), bytes) and (kind := kind_of_bytes(value["bytes"], kinds)):
-            return kind
-        return (kinds.of_name(path) if isinstance(path, str) else None) or by_name
-    if isinstance(value, bytes):
-        return kind_of_bytes(value, kinds) or by_name
-    return by_name if isinstance(value, str) and _may_be_name(value, kinds) else None
+    if isinstance(first, str) and not isinstance(value, Mapping):
+        return by_name if _may_be_name(first, kinds) else None
+    if kind is not None or isinstance(first, (bytes, str, Mapping)):
+        return kind or by_name
+    if not isinstance(first, np.ndarray):
+        return None
+    return by_name if first.ndim > 1 or by_name == "audio" else None  # not a vector
 
 
 def _may_be_name(text: str, kinds: KindTable) -> bool:

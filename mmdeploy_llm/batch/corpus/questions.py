@@ -3,8 +3,8 @@ unless the row is one of our own lines, with a prompt in it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from mmdeploy_llm.batch.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.data.files.page_choice import document_id, page_of
 from mmdeploy_llm.data.openai.lines import OpenAILines, custom_id_of, is_openai_line
 from mmdeploy_llm.data.records.item import Item
-from mmdeploy_llm.data.records.template import Template, shown, text_of
+from mmdeploy_llm.data.records.template import Template, column_value, shown, text_of
 from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.data.rows.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.engine.intake.prompts import CONTENT_KEYS
@@ -22,6 +22,7 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.media.loading.forms import MEDIA_KEYS
 
+from .cells import media_values
 from .columns import (
     ALL,
     Column,
@@ -29,7 +30,10 @@ from .columns import (
     by_suffix,
     check_columns,
     detect,
+    unused,
 )
+
+logger = logging.getLogger(__name__)
 
 ONE_QUESTION = (
     "a prompt for all items needs a folder of media or a corpus without prompts; each line of this "
@@ -45,7 +49,6 @@ KEPT = (
     "priority",
     "timeout",
 )
-PATHLESS = frozenset(("bytes", "path"))  # the struct of Hugging Face's datasets
 NUM_LOOKED_AT = 8  # first rows, to find the column of the media
 
 
@@ -122,7 +125,7 @@ class QuestionReader:
     def _read_openai(self, row: Row) -> Item | BadItem:
         if self._templates or self._options.prompt is not None:
             raise RequestError(ONE_QUESTION)
-        columns = {name: _carried(row.values, name) for name in self._options.carried}
+        columns = {name: column_value(row.values, name) for name in self._options.carried}
         found = self._openai.translated(row.values)
         return self._reader.read(
             row.line, found.fields, folder=row.folder, columns=columns, endpoint=found.endpoint
@@ -151,6 +154,14 @@ class QuestionReader:
         has_own = any(map(self._has_own, sample))
         if has_text and not (self._media or has_own or self._rows.is_by_suffix):
             self._media = detect(sample, self._kinds)  # lines, whose media would go unseen
+        read = {*self._options.names, *(own.name for own in self._media)}
+        read.update(name for own in self._templates.values() for name in own.names)
+        if left := [] if self._rows.is_by_suffix else unused(sample, read, self._kinds):
+            logger.warning(
+                "columns that look like media and are not used: %s; name them with --media-column "
+                "KIND=NAME (in Python media_column)",
+                shown(left),
+            )
         if self._rows.is_table and not (self._media or has_text or has_own):
             raise ConfigError(
                 f"no column has media or prompts: {shown(columns)}; name one with --image-column, "
@@ -180,7 +191,7 @@ class QuestionReader:
         if not isinstance(values, Mapping):
             return self._reader.read(row.line, values)
         media = self._media_of(values)
-        columns = {name: _carried(values, name) for name in self._names_carried(values, media)}
+        columns = {name: column_value(values, name) for name in self._names_carried(values, media)}
         asked = self._asked(values, media)
         names: list[str | None] = []
         if asked is None:
@@ -188,8 +199,7 @@ class QuestionReader:
             kept = (name for name in values if name not in left_out or name in KNOWN_KEYS)
             fields = {name: values[name] for name in kept if values[name] is not None}
         else:
-            yields = self._kinds.yields
-            cells = [own for column in media for own in _cells(column, row, yields)]
+            cells = [own for column in media for own in _cells(column, row, self._kinds)]
             if media and not cells:
                 raise RequestError(f"{_missing(media, values)}; the columns are {shown(values)}")
             names = [cell.name for cell in cells]
@@ -252,24 +262,24 @@ class _Cell:
     name: str | None
 
 
-def _cells(column: Column, row: Row, yields: Collection[str]) -> Iterator[_Cell]:
+def _cells(column: Column, row: Row, kinds: KindTable) -> Iterator[_Cell]:
     """Yields the media of a cell. A name that a corpus gives to bytes is never used: it could be
-    that of a file here. yields: kinds of documents, whose names may end in #page=3."""
-    found = row.values.get(column.name)
-    for number, value in enumerate(found if isinstance(found, list) else [found]):
-        mark = f"{column.name}[{number}]" if isinstance(found, list) else column.name
+    that of a file here. Names of documents may end in #page=3. Raises RequestError."""
+    try:
+        found = list(media_values(row.values.get(column.name), column.kind, kinds))
+    except RequestError as error:
+        raise RequestError(f"column {column.name!r}: {error}") from None
+    for number, value in enumerate(found):
+        mark = f"{column.name}[{number}]" if len(found) > 1 else column.name
         name: str | None = f"({mark} of {row.key or f'row {row.line}'})"
-        if isinstance(value, Mapping) and set(value) <= PATHLESS:
-            value = value.get("path") if value.get("bytes") is None else value["bytes"]
-        elif isinstance(value, Mapping) and value.get("array") is not None:  # decoded by `datasets`
-            others = {own: value[own] for own in value if own not in ("array", "path")}
+        if isinstance(value, Mapping) and "array" in value:
+            others = {own: value[own] for own in value if own != "array"}
             value = {column.kind: value["array"], **others}
         if isinstance(value, str):
             name = None
-            if column.kind in yields and document_id(value) != value:
+            if column.kind in kinds.yields and document_id(value) != value:
                 value = {column.kind: document_id(value), "pages": str(page_of(value))}
-        if value is not None:
-            yield _Cell(part={"type": column.kind, column.kind: value}, name=name)
+        yield _Cell(part={"type": column.kind, column.kind: value}, name=name)
 
 
 def _asked(
@@ -293,29 +303,10 @@ def _missing(media: tuple[Column, ...], values: Mapping[str, Any]) -> str:
     return f"the column {name!r} is empty" if name in values else f"the row has no column {name!r}"
 
 
-def _carried(values: Mapping[str, Any], name: str) -> Any:
-    if name not in values:
-        raise RequestError(f"the row has no column {name!r}; it has {shown(values)}")
-    return _as_json(values[name], name)
-
-
 def _is_carried(value: Any, name: str) -> bool:
     """Returns whether a record can repeat a value: not bytes, nor anything that holds some."""
     try:
-        _as_json(value, name)
+        column_value({name: value}, name)
     except RequestError:
         return False
     return True
-
-
-def _as_json(value: Any, name: str) -> Any:
-    """Returns a value that JSON can hold; dates and the like as text, NaN as null."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        raise RequestError(f"the column {name!r} holds bytes, which a record cannot repeat")
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item, name) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item, name) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import string
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -43,16 +45,35 @@ class Template:
 
 def text_of(values: Mapping[str, Any], name: str) -> str:
     """Returns the value of a column as text. Raises RequestError without one."""
-    value = values.get(name)
-    if name not in values:
-        raise RequestError(f"the row has no column {name!r}; it has {shown(values)}")
+    value = column_value(values, name)
     if value is None:
         raise RequestError(f"the column {name!r} is empty in this row")
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise RequestError(
-        f"the column {name!r} must be a text or a number, got {type(value).__name__}"
-    )
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def column_value(values: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column as records repeat it and questions have it: what JSON holds;
+    dates, times and decimals as text, NaN as None. Raises RequestError for a column that is missing
+    or has bytes."""
+    if name not in values:
+        raise RequestError(f"the row has no column {name!r}; it has {shown(values)}")
+    return _plain(values[name], name)
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise RequestError(
+            f"the column {name!r} holds bytes, which are no text; a record cannot repeat them"
+        )
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, name) for key, item in value.items()}
+    if hasattr(value, "__array_interface__"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, name) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def shown(names: Collection[str]) -> str:

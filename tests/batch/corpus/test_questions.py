@@ -1,7 +1,10 @@
 """Rows of a corpus as items: which columns are the media, what is asked, what records repeat."""
 
+import datetime
+import decimal
 import io
 import json
+import math
 import tarfile
 
 import pytest
@@ -11,6 +14,7 @@ from mmdeploy_llm.batch.corpus.columns import ColumnOptions, Template, detect
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.data.records.ids import Selection
 from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.template import column_value
 from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.values.params import SamplingParams
@@ -88,7 +92,7 @@ def test_the_only_column_with_images_is_asked_about(source):
         ([{"bytes": PNG}], "image"),
         (b"RIFF\0\0\0\0WAVE", "audio"),
         ({"bytes": b"ID3", "path": "a.mp3"}, "audio"),
-        ({"bytes": PNG, "other": 1}, None),
+        ({"bytes": PNG, "other": 1}, "image"),
         ("a.jpg", None),
         (None, None),
         ([], None),
@@ -186,10 +190,32 @@ class TestQuestions:
         with pytest.raises(RequestError, match="no column '__class__'"):
             Template("{__class__}").fill({"a": 1})
 
-    @pytest.mark.parametrize("value", [None, b"x", [1], {"a": 1}])
-    def test_only_texts_and_numbers_fill_it(self, value):
+    @pytest.mark.parametrize("value", [None, b"x", [b"x"], {"a": {"b": b"x"}}, math.nan])
+    def test_bytes_and_nothing_fill_no_question(self, value):
         with pytest.raises(RequestError, match="column 'a'"):
             Template("{a}").fill({"a": value})
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            ('a\n"b"', 'a\n"b"'),
+            (3, "3"),
+            (0.1, "0.1"),
+            (True, "true"),
+            ([1, "é"], '[1, "é"]'),
+            ({"x": {"y": None}}, '{"x": {"y": null}}'),
+            ([math.inf, 1.5], "[null, 1.5]"),
+            (decimal.Decimal("1.20"), "1.20"),
+            (datetime.date(2026, 11, 5), "2026-11-05"),
+            (datetime.datetime(2026, 11, 5, 7, 8), "2026-11-05 07:08:00"),
+            (datetime.timedelta(days=1, seconds=5), "1 day, 0:00:05"),
+            ([datetime.date(2026, 11, 5)], '["2026-11-05"]'),
+        ],
+    )
+    def test_values_stand_in_questions_as_in_records(self, value, text):
+        assert Template("<{a}>").fill({"a": value}) == f"<{text}>"
+        kept = column_value({"a": value}, "a")
+        assert json.loads(text) == kept if not isinstance(kept, str) else kept == text
 
 
 class TestErrors:

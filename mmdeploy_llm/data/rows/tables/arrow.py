@@ -95,7 +95,7 @@ def _rows(
     is_whole = len(wanted) == len(numbers) and not damaged
     try:
         if is_whole:
-            return wanted, piece.to_pydict(), []
+            return wanted, _values(piece), []
     except no_memory():
         if piece.num_rows > 1:
             raise NeedsCareError from None
@@ -121,10 +121,28 @@ def _row(row: Any, damaged: Sequence[str]) -> dict[str, list[Any]]:
         if not _is_sound_cell(row.column(name)):
             raise DamagedError(f"the column {name!r} is damaged in this row")
     try:
-        columns: dict[str, list[Any]] = row.to_pydict()
+        columns = _values(row)
     except faults() as error:
         raise DamagedError(_named(row, error)) from None
     return columns
+
+
+def _values(batch: Any) -> dict[str, list[Any]]:
+    """Returns the values by column; maps as dicts, tensors of one shape as arrays of numpy in
+    their own order of axes. Raises one of `faults`, for a map with a key twice too."""
+    tensor = library().FixedShapeTensorType
+    columns = zip(batch.schema.names, batch.columns, strict=True)
+    return {
+        name: _arrays(column)
+        if isinstance(column.type, tensor)
+        else column.to_pylist(maps_as_pydicts="strict")
+        for name, column in columns
+    }
+
+
+def _arrays(column: Any) -> list[Any]:
+    cells = (column.slice(at, 1) for at in range(len(column)))
+    return [None if cell.null_count else cell.to_numpy_ndarray()[0] for cell in cells]
 
 
 def _named(row: Any, error: Exception) -> str:
@@ -132,7 +150,7 @@ def _named(row: Any, error: Exception) -> str:
     reason = f"{type(error).__name__}: {str(error)[:MAX_SHOWN]}"
     for name, column in zip(row.schema.names, row.columns, strict=True):
         try:
-            column.to_pylist()
+            column.to_pylist(maps_as_pydicts="strict")
         except faults():
             return f"the column {name!r} cannot be read in this row: {reason}"
     return f"the row cannot be read: {reason}"

@@ -1,7 +1,7 @@
-"""Encodes rows that a child reads of a table: JSON, and the bytes of media as buffers of a frame.
+"""Encodes rows that a child reads of a table: JSON, and bytes and arrays as buffers of a frame.
 
-Bytes, dates and the like stand in the JSON as {MARK: [kind, text]}. The mark is a secret of both
-processes, so no row of a table can look like that.
+Bytes, arrays, dates and the like stand in the JSON as {MARK: [kind, ...]}. The mark is a secret of
+both processes, so no row of a table can look like that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import decimal
 import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from mmdeploy_llm.data.rows.rows import MARKS, MAX_MARKS
 from mmdeploy_llm.system.processes.frames import MAX_TEXT, Frame
@@ -33,13 +35,10 @@ class Encoder:
 
         def replaced(value: object) -> object:
             if isinstance(value, (bytes, bytearray, memoryview)):
-                if len(value) > self._max_cell:
-                    raise TooLargeError(
-                        f"a cell has {len(value)} bytes, {self._max_cell} are allowed; leave it "
-                        "out, or for media raise max_media_bytes"
-                    )
-                buffers.append(value)
-                return {self._mark: ["bytes", len(buffers) - 1]}
+                return {self._mark: ["bytes", self._kept(value, buffers)]}
+            if hasattr(value, "__array_interface__"):
+                number = self._kept(value.tobytes(), buffers)
+                return {self._mark: ["array", [number, value.dtype.str, value.shape]]}
             return {self._mark: _as_text(value)}
 
         text = json.dumps(fields, default=replaced)
@@ -48,6 +47,16 @@ class Encoder:
         if len(text) > MAX_MARKS and sum(map(text.count, MARKS)) > MAX_MARKS:
             raise TooLargeError(f"it has more than {MAX_MARKS} values")
         return text.encode(), buffers
+
+    def _kept(self, data: Any, buffers: list[Any]) -> int:
+        """Returns the number of the buffer that these bytes become."""
+        if len(data) > self._max_cell:
+            raise TooLargeError(
+                f"a cell has {len(data)} bytes, {self._max_cell} are allowed; leave it out, or for "
+                "media raise max_media_bytes"
+            )
+        buffers.append(data)
+        return len(buffers) - 1
 
 
 def decode(frame: Frame, mark: str) -> dict[str, Any]:
@@ -58,6 +67,9 @@ def decode(frame: Frame, mark: str) -> dict[str, Any]:
         if mark not in value:
             return value
         kind, found = value[mark]
+        if kind == "array":
+            number, dtype, shape = found
+            return np.frombuffer(frame.buffers[number], np.dtype(dtype)).reshape(shape)
         return bytes(frame.buffers[found]) if kind == "bytes" else _of_text(kind, found)
 
     # A call for each object is what most of the time goes to, so only where there is something.
