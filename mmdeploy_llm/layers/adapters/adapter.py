@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from .config import LoraConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class Adapter:
     embeddings: the same of embeddings: a [r, vocab], b [hidden, r].
     saved: tensors that take the place of the model's, by the checkpoint's key.
     tokens: rows of embeddings that take the place of the model's, by path.
+    config: says which modules it is meant to change.
     """
 
     name: str
@@ -47,6 +51,15 @@ class Adapter:
     embeddings: Mapping[str, LowRank]
     saved: Mapping[str, Tensor]
     tokens: Mapping[str, TokenRows]
+    config: LoraConfig
+
+    @property
+    def is_without_effect(self) -> bool:
+        """Whether all that it adds is zero."""
+        changes = (*self.modules.values(), *self.embeddings.values())
+        others = (each for own in changes for each in (own.bias, own.magnitude) if each is not None)
+        is_zero = not any(own.a.any() and own.b.any() for own in changes)
+        return is_zero and not (self.saved or self.tokens or any(map(torch.any, others)))
 
     @property
     def max_rank(self) -> int:

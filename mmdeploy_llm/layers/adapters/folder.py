@@ -125,6 +125,7 @@ def _read(
         embeddings={path: own for path, own in changes.items() if path in embeddings},
         saved={path: read(key) for path, key in keys.saved.items()},
         tokens=tokens_of(keys, file.entries, config, read),
+        config=config,
     )
 
 

@@ -14,10 +14,12 @@ from mmdeploy_llm.layers import Embedding, Experts, Linear
 from mmdeploy_llm.layers.adapters import Adapter, PlainTable, TokenRows
 from mmdeploy_llm.layers.adapters.attached import Attached, Blueprint, ServedAdapters
 from mmdeploy_llm.layers.adapters.attached.places import Place, Placed
+from mmdeploy_llm.layers.adapters.config import LoraConfig
 from mmdeploy_llm.values.adapter_ref import AdapterRef
 from mmdeploy_llm.weights.map import Target
 
 SIZE = 4
+CONFIG = LoraConfig(peft_type="LORA", r=1, lora_alpha=1)
 
 
 class Full(PlainTable):
@@ -77,7 +79,7 @@ def adapter(ids, size=SIZE, **more):
     rows = TokenRows(ids=torch.tensor(ids), rows=torch.zeros(len(ids), size))
     none = {"modules": {}, "embeddings": {}, "saved": {}}
     tokens = {"embed_tokens": rows}
-    return Adapter(name="a", digest="", **{**none, **more}, tokens=tokens)
+    return Adapter(name="a", digest="", **{**none, **more}, tokens=tokens, config=CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ class Mixture(nn.Module):
 
 def test_whole_matrices_of_experts_are_refused():
     saved = {"experts.down_proj": torch.zeros(2, SIZE, SIZE)}
-    own = Adapter(name="a", digest="", modules={}, embeddings={}, saved=saved, tokens={})
+    none = {"modules": {}, "embeddings": {}, "tokens": {}}
+    own = Adapter(name="a", digest="", saved=saved, config=CONFIG, **none)
     with pytest.raises(CheckpointError, match=r"experts.*whole matrices of experts are not"):
         Blueprint(Mixture(), {}, torch.float32).attach(own)

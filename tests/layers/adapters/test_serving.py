@@ -69,6 +69,63 @@ def test_each_prompt_of_a_batch_has_its_adapter(llm, oracles):
     assert alone == expected
 
 
+def without(folder, target, *words, zero=""):
+    """Copies an adapter without tensors whose names have all words, zeroes those with `zero`."""
+    shutil.copytree(folder, target)
+    tensors = load_file(target / "adapter_model.safetensors")
+    lost = {key for key in tensors if words and all(word in key for word in words)}
+    kept = {key: own for key, own in tensors.items() if key not in lost}
+    assert (len(kept) < len(tensors)) == bool(words)
+    for key, own in kept.items():
+        if zero and zero in key:
+            own.zero_()
+    save_file(kept, target / "adapter_model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "count", "missing"),
+    [
+        ("all", ["layers.1."], 7, "model.layers.1."),  # a whole layer
+        ("all", ["layers.0.", "v_proj"], 1, "model.layers.0.self_attn.v_proj"),
+        ("all", ["up_proj"], 3, "model.layers.0.mlp.up_proj, "),  # one of its names, everywhere
+        ("some", ["layers.0.", "q_proj"], 1, "model.layers.0.self_attn.q_proj"),
+    ],
+)
+def test_modules_that_an_adapter_has_lost_are_told(
+    llm, folders, tmp_path, caplog, name, words, count, missing
+):
+    llm.load_adapter("half", without(folders / name, tmp_path / "half", *words))
+    assert answers(llm, {"prompt": PROMPTS[0], "adapter": "half"})
+    llm.unload_adapter("half")
+    (told,) = (each.message for each in caplog.records if "no tensors for" in each.message)
+    assert f"for {count} modules that its config names, such as " in told
+    assert missing in told
+
+
+@pytest.mark.parametrize("zero", ["lora_A", "lora_B"])
+def test_an_adapter_without_effect_is_told(llm, oracles, folders, tmp_path, caplog, zero):
+    llm.load_adapter("zero", without(folders / "all", tmp_path / "zero", zero=zero))
+    prompts = [{"prompt": PROMPTS[0], "adapter": "zero"}, {"prompt": PROMPTS[0]}]
+    one, other = answers(llm, prompts)
+    llm.unload_adapter("zero")
+    assert one == other
+    (told,) = (each.message for each in caplog.records if "changes nothing" in each.message)
+    assert "all that it adds is zero" in told
+
+
+def test_whole_adapters_are_not_told_of(llm, folders, tmp_path, caplog):
+    for number, name in enumerate(("all", "some", "rs")):
+        llm.load_adapter("whole", folders / name)
+        assert answers(llm, {"prompt": PROMPTS[number], "adapter": "whole"})
+        llm.unload_adapter("whole")
+    write_adapter(folders / "base", tmp_path / "one", layers_to_transform=[1])
+    llm.load_adapter("one", tmp_path / "one")
+    assert answers(llm, {"prompt": PROMPTS[0], "adapter": "one"})
+    llm.unload_adapter("one")
+    assert [each.message for each in caplog.records if "adapter" in each.message] == []
+
+
 def test_a_prefix_is_that_of_its_adapter(llm, oracles):
     prompt = list(range(5, 5 + 2 * llm.runtime.block_size))
     for name in ("all", "", "all"):

@@ -8,6 +8,7 @@ has for them, and lays the changes out as these matrices are.
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from mmdeploy_llm.weights.map import Target
 from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of
 
 logger = logging.getLogger(__name__)
+
+LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,6 +101,37 @@ class Blueprint:
             )
             return ()
         raise _refusal(adapter, path, "this model has no such module")
+
+    def lacking(self, adapter: Adapter) -> list[str]:
+        """Returns the modules beside those that an adapter changes, in other layers or with other
+        names of its target_modules, that it leaves as they are."""
+        targets = adapter.config.target_modules
+        names = [own for own in targets if "." not in own] if isinstance(targets, list) else []
+        forms = dict.fromkeys(tuple(LAYER.split(path, maxsplit=1)) for path in adapter.modules)
+        beside = [
+            (*first, ".".join((*last.split(".")[:-1], name)))
+            for *first, last in forms
+            for name in names
+        ]
+        others = (
+            f".{number}.".join(form)
+            for form in dict.fromkeys((*forms, *beside))
+            for number in range(self._num_layers if len(form) > 1 else 1)
+        )
+        here = [each for each in others if each not in adapter.modules and self._has(each)]
+        is_meant = adapter.config.targeted(here)
+        return [path for path, own in zip(here, is_meant, strict=True) if own]
+
+    def _has(self, path: str) -> bool:
+        return any(self._model.weight_targets(own) for own in names_of(f"{path}.weight"))
+
+    @property
+    def _num_layers(self) -> int:
+        """More than the largest number that the name of a module has."""
+        numbers = (
+            int(part) for name in self._modules for part in name.split(".") if part.isdigit()
+        )
+        return 1 + max(numbers, default=0)
 
     @property
     def _is_tied(self) -> bool:
