@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +20,8 @@ from mmdeploy_llm.weights.folder.gguf import has_tokenizer, tokenizer_file, with
 from mmdeploy_llm.weights.folder.text_sizes import text_config
 
 from .unicode_text import check_unicode
+
+logger = logging.getLogger(__name__)
 
 MAX_WORD_LISTS = 16  # lists of bad_words whose ids are kept
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
@@ -71,6 +75,7 @@ class PromptTokenizer:
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self._encoder = None if check_steps(raw) else Encoder(raw.backend_tokenizer)
+        self._lost, self._told = lost_bytes(raw), set[str]()  # characters that were warned of
         self._start_texts = self._read_start_texts()
         self._spelled = lru_cache(MAX_WORD_LISTS)(self._spell)
 
@@ -147,6 +152,8 @@ class PromptTokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         check_unicode(text, "the prompt")
+        if self._lost:
+            self._check_lost(text)
         if self._encoder is not None:
             return self._encoder.encode(text, add_special_tokens=add_special_tokens)
         try:
@@ -160,6 +167,28 @@ class PromptTokenizer:
             ) from error
         return list(ids)
 
+    def _check_lost(self, text: str) -> None:
+        """Raises RequestError for a character that the tokenizer would drop; warns of control
+        characters, once of each, which mean nothing to a model."""
+        data = text.encode()
+        if len(data.translate(None, self._lost)) == len(data):
+            return
+        for char in dict.fromkeys(text):
+            if not set(char.encode()) & set(self._lost):
+                continue
+            if unicodedata.category(char) != "Cc":
+                raise RequestError(
+                    f"the tokenizer has no token for {char!r} (U+{ord(char):04X}) and would leave "
+                    "it out; replace it in the prompt"
+                )
+            if char not in self._told:
+                self._told.add(char)
+                logger.warning(
+                    "the tokenizer has no token for the control character U+%04X, which prompts "
+                    "lose",
+                    ord(char),
+                )
+
     def _read_start_texts(self) -> tuple[str, ...]:
         """Returns the texts that mark the start: BOS, CLS, and what the tokenizer puts first."""
         try:
@@ -168,6 +197,22 @@ class PromptTokenizer:
             raise CheckpointError(f"the tokenizer reads no text: {error}") from error
         names = [self.raw.bos_token, self.raw.cls_token, *self.raw.convert_ids_to_tokens(added)]
         return tuple({str(name) for name in names if name})
+
+
+def lost_bytes(raw: Any) -> bytes:
+    """Returns the bytes of UTF-8 that a tokenizer drops: those that a byte-level BPE without an
+    unknown token has no token for. SmolLM2's lacks 21 of 256."""
+    backend = getattr(raw, "backend_tokenizer", None)
+    model = getattr(backend, "model", None)
+    if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
+        return b""
+    if "ByteLevel" not in f"{backend.pre_tokenizer!r} {backend.normalizer!r}":
+        return b""
+    # GPT-2's alphabet: printable bytes of Latin-1 are themselves, the others follow from 256 on.
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    names = [chr(byte if byte in shown else next(others)) for byte in range(256)]
+    return bytes(byte for byte, name in enumerate(names) if backend.token_to_id(name) is None)
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
