@@ -155,7 +155,17 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         settings.progress, use_tqdm=settings.use_tqdm, about=about(job)
     ) as reporter:
         reporter.tell("started", **begun(job))
-        summary = _done(job, open_llm, reporter)
+        try:
+            summary = _done(job, open_llm, reporter)
+        except OutputWriteError as error:
+            if error.filename is None:  # it says where the answers are
+                raise
+            raise OutputWriteError(
+                error.errno,
+                f"{error.filename!r} cannot be written ({error.strerror}): make space, or whatever "
+                f"it lacks; the answers are in {job.sink.name!r} or beside it, and --resume does "
+                "what is missing",
+            ) from error
         reporter.tell("finished", **ended(summary))
     return summary
 

@@ -198,6 +198,33 @@ def test_a_full_disk_leaves_whole_results_and_says_how_to_go_on(do, output, meth
     assert len(list(open_sink(output).entries())) == NUM
 
 
+@pytest.mark.parametrize(
+    ("output", "file"),
+    [
+        ("out.csv", "out.csv.partial"),  # the table
+        ("out.jsonl", "out.jsonl.config.json.partial"),
+        ("out.jsonl", "out.jsonl.state.json.partial"),
+    ],
+)
+def test_a_disk_that_is_full_for_what_stands_beside_the_answers(do, output, file, monkeypatch):
+    real_sync, synced = os.fsync, []
+
+    def no_sync(fd):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        if synced[-1] == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_sync(fd)
+
+    words = rf"{file.removesuffix('.partial')}' cannot be written \(No space left.*'{output}' or"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_sync)
+        with pytest.raises(OutputWriteError, match=words):
+            do(output, rows())
+    assert file in synced
+    do(output, rows(), "resume")
+    assert len(list(open_sink(output).entries())) == NUM
+
+
 def test_a_growing_tar_with_a_damaged_sample_inside_is_kept(do, here):
     """What follows the damage is not cut off as torn."""
 

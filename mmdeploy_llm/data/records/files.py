@@ -27,12 +27,16 @@ KINDS = (
 OTHER_KIND = "a device or a socket, not a regular file; name another file"
 
 
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
 class OutputLostError(ConfigError):
     """Somebody else removed, replaced or changed a file while a batch wrote to it."""
 
 
 class OutputWriteError(OSError):
-    """The system took no more of an output; the message says where its results are."""
+    """The system took no more of an output, or of what is written beside it; the message of a
+    batch says where its results are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +195,8 @@ class Folder(Closing):
 
     def _named(self, error: OSError, name: str) -> OSError:
         """Returns the error with the path of a file: the system knows its name only."""
-        return OSError(error.errno, error.strerror, str(self.path / name))
+        kind = OutputWriteError if error.errno in FULL else OSError
+        return kind(error.errno, error.strerror, str(self.path / name))
 
     def _status(self, name: str) -> os.stat_result:
         return self._opened.status(name)

@@ -18,6 +18,7 @@ from mmdeploy_llm.batch.speech.plan import plan
 from mmdeploy_llm.batch.speech.run import Transcript
 from mmdeploy_llm.checkpoints.saving.folders import written
 from mmdeploy_llm.data.outputs.scan import RecordIndex
+from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.vectors.table import write_table
 from mmdeploy_llm.errors import ConfigError
@@ -32,6 +33,7 @@ with claimed(sys.argv[1]):
     os._exit(9)
 """
 HEAD = ReportHead(model="m", created="today", version="1")
+MADE = Configuration(model="a-model", values={"model": "12ab"})
 
 
 def test_a_second_run_is_told_who_writes_and_a_third_one_may(tmp_path):
@@ -131,7 +133,7 @@ def test_an_output_of_a_command_is_written_by_one_run(tmp_path, is_folder, write
 def test_a_file_that_another_run_transcribes_fails_and_the_others_are_written(tmp_path):
     for name in ("a.wav", "b.wav"):
         (tmp_path / name).write_bytes(b"RIFF")
-    planned = plan([str(tmp_path)], ("srt", "txt"), None)
+    planned = plan([str(tmp_path)], ("srt", "txt"), None, MADE)
 
     class Deaf:
         def run(self, paths):
@@ -157,7 +159,7 @@ def test_files_in_work_hold_no_open_files(tmp_path):
     names = [f"{number}.wav" for number in range(60)]
     for name in names:
         (tmp_path / name).write_bytes(b"RIFF")
-    planned = plan([str(tmp_path)], ("srt",), None)
+    planned = plan([str(tmp_path)], ("srt",), None, MADE)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, before[1]))
@@ -171,8 +173,8 @@ def test_files_in_work_hold_no_open_files(tmp_path):
 
 def test_transcripts_that_another_run_has_written_meanwhile_stay(tmp_path):
     (tmp_path / "a.wav").write_bytes(b"RIFF")
-    new = plan([str(tmp_path)], ("srt",), None)
-    again = plan([str(tmp_path)], ("srt",), None, overwrite=True)
+    new = plan([str(tmp_path)], ("srt",), None, MADE)
+    again = plan([str(tmp_path)], ("srt",), None, MADE, overwrite=True)
     (tmp_path / "a.srt").write_text("theirs")
     (found,) = new.run(Patient())
     assert "another run wrote" in found.error
