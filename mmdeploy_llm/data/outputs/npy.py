@@ -1,7 +1,7 @@
 """Parts that are .npy files: an array of the vectors, which numpy reads and maps, then a line of
 JSON for each record.
 
-    header of .npy | float32 [rows, size] | an empty line | configurations | record | record ...
+    header of .npy | float32 [rows, size] | its digest | configurations | record | record ...
 
 numpy reads as many numbers as the header says, and does not see the lines. The `embedding` of a
 record there is null, or {"row": its first row in this array, "shape": [size] or [tokens, size]}.
@@ -15,6 +15,8 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
 from io import BufferedReader
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 TYPE = "<f4"
 MAX_SHOWN = 200  # characters of a message of numpy
+new_digest = partial(blake2b, digest_size=16)  # of an array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +149,14 @@ class NpyParts(LineParts):
         npy.write_array_header_2_0(
             out, {"descr": TYPE, "fortran_order": False, "shape": (rows, size)}
         )
+        digest = new_digest()
         for record in records:
             if record.embedding is not None:
-                out.write(record.embedding.array().tobytes())
-        out.write(b"\n" + (configurations or "{}").encode() + b"\n")
+                data = record.embedding.array().tobytes()
+                digest.update(data)
+                out.write(data)
+        lines = ("", digest.hexdigest(), configurations or "{}", "")
+        out.write("\n".join(lines).encode())
         row = 0
         for record in records:
             out.write(_line(record, row))
@@ -193,6 +200,9 @@ class NpyReader:
         self._data = file.read(head.end - head.begin)
         if file.read(1) != b"\n":
             raise damaged(name, "it has an array and no records")
+        digest = new_digest(self._data).hexdigest()
+        if file.readline().strip() != digest.encode():
+            raise damaged(name, "its array is not the one that was written")
         self._configurations = file.readline()
         self._lines = file.read().split(b"\n")
         if self._lines.pop() != b"":

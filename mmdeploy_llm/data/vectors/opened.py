@@ -198,7 +198,7 @@ def _foreign(path: Path, column: str | None) -> list[Part]:
         with path.open("rb") as file:
             head = read_head(file, str(path))
             file.seek(head.end)
-            is_ours = file.read(2) == b"\n{"
+            is_ours = file.read(1) == b"\n"  # the digest and the records
         return [] if is_ours else [ArrayPart(path)]
     return []
 
