@@ -202,8 +202,8 @@ class PromptTokenizer:
 def lost_bytes(raw: Any) -> bytes:
     """Returns the bytes of UTF-8 that a tokenizer drops: those that a byte-level BPE without an
     unknown token has no token for. SmolLM2's lacks 21 of 256."""
-    backend = getattr(raw, "backend_tokenizer", None)
-    model = getattr(backend, "model", None)
+    backend: Any = getattr(raw, "backend_tokenizer", None)
+    model: Any = getattr(backend, "model", None)
     if type(model).__name__ != "BPE" or model.unk_token is not None or model.byte_fallback:
         return b""
     if "ByteLevel" not in f"{backend.pre_tokenizer!r} {backend.normalizer!r}":

@@ -36,7 +36,7 @@ class Encoder:
         def replaced(value: object) -> object:
             if isinstance(value, (bytes, bytearray, memoryview)):
                 return {self._mark: ["bytes", self._kept(value, buffers)]}
-            if hasattr(value, "__array_interface__"):
+            if isinstance(value, np.ndarray):
                 number = self._kept(value.tobytes(), buffers)
                 return {self._mark: ["array", [number, value.dtype.str, value.shape]]}
             return {self._mark: _as_text(value)}
