@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mmdeploy_llm.data.files.kinds import kind_of_bytes
 from mmdeploy_llm.data.records.template import shown
 from mmdeploy_llm.errors import RequestError
@@ -36,7 +34,7 @@ def media_values(value: Any, kind: str, kinds: KindTable) -> Iterator[Any]:
         yield value  # a name with its options, as in prompts
         return
     value = _plain(value, kinds)
-    if isinstance(value, np.ndarray) and value.ndim > max(PIXEL_DIMS.get(kind, (value.ndim,))):
+    if is_array(value) and value.ndim > max(PIXEL_DIMS.get(kind, (value.ndim,))):
         yield from value
     elif isinstance(value, list):
         for each in value:
@@ -46,7 +44,7 @@ def media_values(value: Any, kind: str, kinds: KindTable) -> Iterator[Any]:
             f"the cell is a dict with the keys {shown(value)}, in which no {kind} was found; known "
             "are bytes, path and url beside anything else, or bytes of media under one key"
         )
-    elif kind in PIXEL_DIMS and isinstance(value, (int, float, np.ndarray)) and np.ndim(value) < 2:
+    elif kind in PIXEL_DIMS and _is_flat(value):
         raise RequestError(f"the cell is a number or a row of numbers, which is no {kind}")
     elif value is not None:
         yield value
@@ -70,6 +68,16 @@ def has_media(value: Any, kinds: KindTable) -> bool:
     if isinstance(value, Mapping):
         return any(has_media(each, kinds) for each in value.values())
     return isinstance(value, list) and bool(value) and has_media(value[0], kinds)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of numpy, which is imported only where there is one; pictures of
+    Pillow have that interface too, and no axes."""
+    return hasattr(value, "__array_interface__") and hasattr(value, "ndim")
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (is_array(value) and value.ndim < 2)
 
 
 def _plain(value: Any, kinds: KindTable) -> Any:
@@ -102,8 +110,8 @@ def _is_known(value: Any, kinds: KindTable) -> bool:
     """Whether a plain value shows that it is media: bytes of it, pixels, or samples."""
     if isinstance(value, bytes):
         return kind_of_bytes(value, kinds) is not None
-    if isinstance(value, np.ndarray):
-        return value.ndim > 1
+    if is_array(value):
+        return bool(value.ndim > 1)
     return isinstance(value, Mapping) and "array" in value
 
 
@@ -126,6 +134,8 @@ def _numbers(value: Sequence[Any], kinds: KindTable) -> Any:
         first = first[0]
     if isinstance(first, bool) or not isinstance(first, (int, float)):
         return value
+    import numpy as np
+
     try:
         array = np.asarray(value)
     except ValueError:  # lists of several lengths

@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from mmdeploy_llm.data.files.chosen_kinds import check_kinds
 from mmdeploy_llm.data.files.kinds import FILMS, kind_of_bytes
 from mmdeploy_llm.data.files.question_fields import OF_FILES, OF_PAGES
@@ -22,7 +20,7 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 from .arguments import ColumnArguments
-from .cells import has_media, kind_of_cell
+from .cells import has_media, is_array, kind_of_cell
 
 ALL = "*"  # among the carried columns: all that a record can repeat
 
@@ -185,7 +183,7 @@ def _kind(name: str, value: Any, kinds: KindTable) -> str | None:
         return by_name if _may_be_name(first, kinds) else None
     if kind is not None or isinstance(first, (bytes, str, Mapping)):
         return kind or by_name
-    if not isinstance(first, np.ndarray):
+    if not is_array(first):
         return None
     return by_name if first.ndim > 1 or by_name == "audio" else None  # not a vector
 

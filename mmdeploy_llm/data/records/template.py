@@ -67,7 +67,7 @@ def _plain(value: Any, name: str) -> Any:
         )
     if isinstance(value, Mapping):
         return {str(key): _plain(item, name) for key, item in value.items()}
-    if hasattr(value, "__array_interface__"):
+    if hasattr(value, "tolist"):  # an array, or a number of numpy
         value = value.tolist()
     if isinstance(value, (list, tuple)):
         return [_plain(item, name) for item in value]

@@ -12,8 +12,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from mmdeploy_llm.data.rows.rows import MARKS, MAX_MARKS
 from mmdeploy_llm.system.processes.frames import MAX_TEXT, Frame
 
@@ -33,10 +31,10 @@ class Encoder:
         for values that are nested too deeply."""
         buffers: list[Any] = []
 
-        def replaced(value: object) -> object:
+        def replaced(value: Any) -> object:
             if isinstance(value, (bytes, bytearray, memoryview)):
                 return {self._mark: ["bytes", self._kept(value, buffers)]}
-            if isinstance(value, np.ndarray):
+            if hasattr(value, "__array_interface__"):
                 number = self._kept(value.tobytes(), buffers)
                 return {self._mark: ["array", [number, value.dtype.str, value.shape]]}
             return {self._mark: _as_text(value)}
@@ -68,6 +66,8 @@ def decode(frame: Frame, mark: str) -> dict[str, Any]:
             return value
         kind, found = value[mark]
         if kind == "array":
+            import numpy as np
+
             number, dtype, shape = found
             return np.frombuffer(frame.buffers[number], np.dtype(dtype)).reshape(shape)
         return bytes(frame.buffers[found]) if kind == "bytes" else _of_text(kind, found)
