@@ -20,6 +20,7 @@ from typing import Any
 
 from mmdeploy_llm.data.outputs.sidecars.places import Spot
 from mmdeploy_llm.data.outputs.sidecars.writer import (
+    JOINED,
     NO_ANSWER,
     Sidecars,
     page_of,
@@ -98,16 +99,19 @@ def write_kohya(export: Export) -> None:
         Folder.open(folder) as outer,
         outer.inner(f"{options.repeats}_{plain(words)}") as opened,
     ):
-        pictures = Pictures(opened, options.kinds, is_copied=True)
+        pictures, num_joined = Pictures(opened, options.kinds, is_copied=True), 0
         for item in answered(export):
             try:
-                text = options.sidecar.text.of(item.record, item.path or item.relative)
+                built = options.sidecar.text.of(item.record, item.path or item.relative)
                 name = pictures.take(item, os.path.basename(item.relative))
             except (LeftOutError, RequestError) as error:
                 export.leave_out(str(error))
                 continue
             own = os.path.splitext(name)[0] + options.sidecar.suffix
-            write_beside(opened, own, [text.encode() + b"\n"])
+            write_beside(opened, own, [built.text.encode() + b"\n"])
+            num_joined += built.has_several_lines
+    if num_joined:
+        export.notes.append(f"{num_joined} {JOINED}")
 
 
 def write_sidecars(export: Export) -> None:
@@ -130,6 +134,8 @@ def write_sidecars(export: Export) -> None:
                 export.leave_out(reason)
             if counts.num_kept > num_kept:
                 export.leave_out(KEPT, is_lost=False)
+    if counts.num_joined:
+        export.notes.append(f"{counts.num_joined} {JOINED}")
 
 
 @contextmanager
