@@ -80,6 +80,13 @@ def _write(export: Export, folder: Folder, *, is_copied: bool) -> set[str]:
     pictures = Pictures(folder, export.options.kinds, is_copied=is_copied)
     folder.write(METADATA, rows.lines(export, pictures, is_copied=is_copied))
     export.notes += rows.notes()
+    kinds = map(export.options.kinds.of_name, rows.names)
+    others = sum(kind not in ("image", None) for kind in kinds)
+    if others:
+        export.notes.append(
+            f"{others} of the files are no images: the imagefolder of datasets does not decode "
+            "them, its videofolder and audiofolder read folders of such files alone"
+        )
     return rows.names
 
 
