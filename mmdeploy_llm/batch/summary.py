@@ -104,7 +104,7 @@ class BatchSummary:
             found += self.run.boxes.lines()
         if self.sidecars is not None:
             found += self.sidecars.lines()
-        return tuple(found)
+        return (*found, *self.sink.notes())
 
     @property
     def num_lacking(self) -> int:

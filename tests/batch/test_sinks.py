@@ -565,3 +565,18 @@ def test_keys_are_safe_and_differ():
     assert key_of_sample(Record(id="7")) == key_of_sample(Record(id=7)) == "7"
     path = Record(id="p/cat.jpg", path="p/cat.jpg")
     assert key_of_sample(path).startswith("cat-")
+
+
+def test_tars_of_several_kinds_of_media_say_how_they_are_read(do, here, image):
+    """Some rows have a picture, the others none."""
+    rows = [
+        {"id": "a", "prompt": "good", "multimodal_data": {"image": [str(image)]}},
+        {"id": "b", "prompt": "good"},
+    ]
+    summary, _ = do(rows[:1], "alike.tar")
+    assert not any("features=" in note for note in summary.notes)
+    summary, _ = do(rows, "mixed.tar")
+    (note,) = (note for note in summary.notes if "features=" in note)
+    assert note.endswith(
+        'features=Features({"__key__": Value("string"), "png": Image(), "txt": Value("string")}))'
+    )

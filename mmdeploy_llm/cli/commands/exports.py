@@ -31,8 +31,9 @@ Formats, by the ending of --output or by --format:
   webdataset   a folder of tars (NAME.tar), each answer beside its picture
   npy          a folder of arrays of numpy, a vector for each record
   lance        a Lance dataset, a row with a vector for each record
-  imagefolder  a folder of pictures with a metadata.jsonl; with an --output
-               that ends in /metadata.jsonl only that, beside the pictures
+  imagefolder  a folder with pictures and a metadata.jsonl in data/train; with
+               an --output that ends in /metadata.jsonl only that, beside the
+               pictures
   kohya        a folder REPEATS_TRIGGER of pictures and captions
   sidecar      a text beside each picture beneath the folder --output
   coco         one file NAME.coco.json with the boxes of --boxes

@@ -184,6 +184,10 @@ class Sink(Readable, Protocol):
     def writer(self, mode: Mode, kept: Kept) -> RecordSink:
         """Locks the output and removes what must not stay in it."""
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns what readers of what was written should know, in sentences."""
+        return ()
+
 
 class FileSink(Sink):
     """An output that is a file or a folder, with the files of a batch beside it; see Sink. path: of

@@ -97,6 +97,10 @@ class PartFormat(ABC):
         where a part has no schema."""
         return []
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns what readers of the parts that were written should know, in sentences."""
+        return ()
+
 
 def first_positions(drops: Drops) -> frozenset[int]:
     """Returns the dropped positions where each record takes one."""

@@ -96,6 +96,10 @@ class Parts(Sink):
         """The folder, and the URL if there is one."""
         return self.name, self.folder
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns what readers of the parts should know."""
+        return self.form.notes()
+
     def _check_overwritten(self) -> None:
         """Raises ConfigError when the parts that are there are not of a batch."""
         try:

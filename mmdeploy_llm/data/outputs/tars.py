@@ -6,7 +6,8 @@
 
 KEY is that of the source's sample where the input was a WebDataset, so that both can be joined;
 else the id, or the name of the file. The JSON comes last: a sample without it was torn by an
-interruption. Items that failed are in the folder __failed__, which the readers of WebDatasets skip.
+interruption. Items that failed are in the folder __failed__, which `webdataset` skips, and have a
+dot before their names, which `datasets` skips.
 The configurations of the run are in global headers of the tar, which readers of files do not see. A
 tar grows by whole samples.
 """
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import IO, Any
 
 from mmdeploy_llm.data.records.files import Folder, write_all
@@ -37,7 +39,7 @@ MAX_ITEMS, MAX_BYTES = 10_000, 2**30
 BLOCK, END = tarfile.BLOCKSIZE, bytes(2 * tarfile.BLOCKSIZE)
 COPY_BYTES = 2**20
 MAX_JSON = 2**28
-FAILED = "__failed__/"
+FAILED = "__failed__/."
 CONFIGURATIONS = "MMDEPLOY_LLM.configurations"
 MAX_KEY_BYTES = 120  # of an id in a key
 MAX_SOURCE_KEY = 1_000  # bytes
@@ -51,6 +53,10 @@ _SOURCE_KEY = re.compile(r"(?:[^/\x00-\x1f\x7f]+/)*[^/.\x00-\x1f\x7f]+")
 _PATH = re.compile(rb"(?:^|(?<=\n))(\d{1,6}) path=")
 _UNSAFE = re.compile(r"(?:^|/)(?:\.\.?|__[^/]*__)(?:/|$)|[\ud800-\udfff]")
 
+# The columns of `datasets` that hold media.
+_FEATURES = MappingProxyType({"image": "Image()", "audio": "Audio()", "video": "Video()"})
+_TEXT, _BYTES = 'Value("string")', 'Value("binary")'
+
 
 class TarParts(PartFormat):
     """Parts that are tars; see PartFormat."""
@@ -60,6 +66,7 @@ class TarParts(PartFormat):
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
         self._keys: set[str] = set()  # of the tar that grows
+        self._media: dict[str | None, str] = {}  # suffixes of media, None for no media: the kind
 
     def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> TarReader:
         """Opens a tar."""
@@ -93,12 +100,31 @@ class TarParts(PartFormat):
             except LeftOutError as error:
                 file.roll_back()
                 sample.update(media=None, left_out=str(error))
+            self._note_media(record, sample["media"])
             _add(file, f"{key}.txt", record.text.encode("utf-8", "replace"))
         values = {**json.loads(record.to_json()), "sample": sample}
         name = f"{key}.json" if record.is_ok else f"{FAILED}{key}.json"
         _add(file, name, json.dumps(values, ensure_ascii=False).encode())
         self._keys.add(key)
         return file.commit() - begin
+
+    def _note_media(self, record: Record, name: str | None) -> None:
+        suffix = None if name is None else name.rpartition(".")[2]
+        kind = next((own.kind for own in record.media), "image")
+        self._media.setdefault(suffix, kind)
+
+    def notes(self) -> tuple[str, ...]:
+        """Says how `datasets` reads samples whose members are not alike: alone it looks at the
+        first five, refuses those that differ, and drops later media of other suffixes."""
+        if len(self._media) < 2:
+            return ()
+        columns = {own: _FEATURES.get(kind, _BYTES) for own, kind in self._media.items() if own}
+        known = {"__key__": _TEXT, **columns, "txt": _TEXT}
+        names = ", ".join(f'"{name}": {feature}' for name, feature in known.items())
+        return (
+            "the samples have media of several suffixes, or none: datasets reads all of them by "
+            f"load_dataset(..., features=Features({{{names}}}))",
+        )
 
     def _free(self, record: Record) -> str:
         """Returns a key that the tar does not have yet: of two items with one key the second, and

@@ -327,7 +327,12 @@ class Record:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Record:
-        """Returns the record of a JSON object. Raises ValueError when it is none."""
+        """Returns the record of a JSON object, in which null is the same as no value where a record
+        may lack one. Raises ValueError when it is none."""
+        if None in values.values():
+            values = {
+                name: own for name, own in values.items() if own is not None or _is_kept(name)
+            }
         _check(values)
         try:
             return cls(**_restored({**values, **_nested(values)}))
@@ -351,6 +356,11 @@ FIELDS: Mapping[str, Declared] = MappingProxyType(
 def key_of(item_id: str | int | None, line: int | None) -> str:
     """Returns the string that identifies an id, or a line without one; 7 and "7" are the same."""
     return f"\0line {line}" if item_id is None else str(item_id)
+
+
+def _is_kept(name: str) -> bool:
+    own = FIELDS.get(name)
+    return own is None or own.kept == "always"
 
 
 def _check(values: Mapping[str, Any]) -> None:

@@ -28,7 +28,6 @@ from .pictures import answered, free, plain
 NO_BOXES = "its boxes were not read: the run was without --boxes, or it has not one picture"
 CLASSES = "classes.txt"
 MAX_CLASSES_BYTES = 2**24
-MAX_NAME_BYTES = 200  # ids of lines may be longer than names of files
 
 
 def write_coco(export: Export) -> None:
@@ -97,8 +96,7 @@ def _note(export: Export, pictures: list[Labelled]) -> None:
 def _stem(name: str) -> str:
     """Returns a path without its suffix that leads nowhere but beneath its folder."""
     parts = [plain(part) for part in os.path.splitext(name)[0].split("/")]
-    short = (part.encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore") for part in parts)
-    return "/".join(part for part in short if part.strip(".")) or "picture"
+    return "/".join(part for part in parts if part.strip(".")) or "picture"
 
 
 def _classes(folder: Folder) -> list[str]:

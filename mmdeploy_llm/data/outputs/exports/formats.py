@@ -18,7 +18,8 @@ from mmdeploy_llm.hooks import KindTable
 
 from .boxes import write_coco, write_yolo
 from .export import Export, ExportOptions, ExportSummary
-from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
+from .imagefolder import METADATA, write_imagefolder
+from .pictures import write_kohya, write_sidecars
 
 
 def write_output(export: Export, form: str) -> None:
@@ -35,6 +36,7 @@ def write_output(export: Export, form: str) -> None:
         for item in export.items():
             writer.write(item.record, item.number, item.item() if item.record.is_ok else None)
         writer.finish(lambda record: record.line)
+        export.notes += sink.notes()
         if export.is_complete:
             RunState(ending="done", total=None, shard=1, num_shards=1, output=sink.name).write(
                 sink.state_file

@@ -1,6 +1,5 @@
 """Exports to the layouts of training sets, in which each answer is beside its picture.
 
-    imagefolder   FOLDER/metadata.jsonl  FOLDER/sub/a.png ...        `datasets` reads it
     kohya         FOLDER/10_ohwx/a.png  FOLDER/10_ohwx/a.txt ...     trainers of LoRAs read it
     sidecar       texts beside the pictures that are beneath FOLDER already
 
@@ -9,24 +8,22 @@ Pictures that are not beneath the folder are copied into it, files and what tars
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from mmdeploy_llm.data.outputs.sidecars.places import Spot
 from mmdeploy_llm.data.outputs.sidecars.writer import (
+    JOINED,
     NO_ANSWER,
     Sidecars,
     page_of,
     picture_of,
     write_beside,
 )
-from mmdeploy_llm.data.records.columns import Columns
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.media import Blob, LeftOutError
 from mmdeploy_llm.data.records.record import Record
@@ -41,51 +38,10 @@ from .export import Export, Exported
 
 logger = logging.getLogger(__name__)
 
-METADATA = "metadata.jsonl"
-FIXED = ("file_name", "text")
 COPY_BYTES = 2**20
 KEPT = "its sidecar was there and stays"
+MAX_NAME_BYTES = 200  # ids may be longer than names of files
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f/\\:*?\"<>|]+")
-
-
-def write_imagefolder(export: Export) -> None:
-    """Writes a folder that `datasets` reads as an imagefolder, or only the metadata.jsonl of a
-    folder that has the pictures already."""
-    out = Path(export.output)
-    is_there = out.name == METADATA
-    folder = out.parent if is_there else out
-    with _new_metadata(export, folder) if is_there else free(export, folder):
-        columns = Columns(fixed=FIXED, fields=())
-        for item in export.items():
-            columns.add(_values(item.record))
-        _write_metadata(export, folder, columns, is_there=is_there)
-
-
-@contextmanager
-def _new_metadata(export: Export, folder: Path) -> Iterator[None]:
-    """Claims metadata.jsonl in a folder of pictures, as `free` does."""
-    export.check_new(folder / METADATA)
-    with claimed(folder, is_folder=True):
-        export.check_new(folder / METADATA)
-        yield
-
-
-def _write_metadata(export: Export, folder: Path, columns: Columns, *, is_there: bool) -> None:
-    with Folder.open(folder) as opened:
-        pictures = Pictures(opened, export.options.kinds, is_copied=not is_there)
-        opened.write(METADATA, _lines(export, pictures, columns))
-
-
-def _lines(export: Export, pictures: Pictures, columns: Columns) -> Iterator[bytes]:
-    for item in answered(export):
-        try:
-            name = pictures.take(item, item.relative)
-        except LeftOutError as error:
-            export.leave_out(f"its picture cannot be used: {error}")
-            continue
-        values = _values(item.record)
-        line = {"file_name": name, "text": item.record.text, **columns.cells(values)}
-        yield json.dumps(replaced(line), ensure_ascii=False).encode() + b"\n"
 
 
 def write_kohya(export: Export) -> None:
@@ -98,16 +54,19 @@ def write_kohya(export: Export) -> None:
         Folder.open(folder) as outer,
         outer.inner(f"{options.repeats}_{plain(words)}") as opened,
     ):
-        pictures = Pictures(opened, options.kinds, is_copied=True)
+        pictures, num_joined = Pictures(opened, options.kinds, is_copied=True), 0
         for item in answered(export):
             try:
-                text = options.sidecar.text.of(item.record, item.path or item.relative)
+                built = options.sidecar.text.of(item.record, item.path or item.relative)
                 name = pictures.take(item, os.path.basename(item.relative))
             except (LeftOutError, RequestError) as error:
                 export.leave_out(str(error))
                 continue
             own = os.path.splitext(name)[0] + options.sidecar.suffix
-            write_beside(opened, own, [text.encode() + b"\n"])
+            write_beside(opened, own, [built.text.encode() + b"\n"])
+            num_joined += built.has_several_lines
+    if num_joined:
+        export.notes.append(f"{num_joined} {JOINED}")
 
 
 def write_sidecars(export: Export) -> None:
@@ -130,6 +89,8 @@ def write_sidecars(export: Export) -> None:
                 export.leave_out(reason)
             if counts.num_kept > num_kept:
                 export.leave_out(KEPT, is_lost=False)
+    if counts.num_joined:
+        export.notes.append(f"{counts.num_joined} {JOINED}")
 
 
 @contextmanager
@@ -217,14 +178,10 @@ def _pieces(blob: Blob) -> Iterator[bytes]:
 
 
 def plain(name: str) -> str:
-    """Returns a name without the characters that some systems do not allow in names."""
-    return _NO_NAME.sub("_", replaced(name)).strip() or "_"
-
-
-def _values(record: Record) -> dict[str, Any]:
-    """Returns the answers and the carried columns of a record."""
-    values: dict[str, Any] = json.loads(record.to_json())
-    return {name: values[name] for name in ("answers", "columns") if name in values}
+    """Returns a name without the characters that some systems do not allow in names, and short
+    enough for all of them."""
+    own = _NO_NAME.sub("_", replaced(name)).encode()[:MAX_NAME_BYTES]
+    return own.decode("utf-8", "ignore").strip() or "_"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mmdeploy_llm.values.closing import Closing
 from mmdeploy_llm.values.text.encodings import not_utf8
 
 MAX_BYTES = 2**20  # of a sidecar that is read
+BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +129,15 @@ def read_sidecar(spot: Spot, suffix: str, places: Places) -> str:
     one that is no text."""
     name = spot.stem + suffix
     text = text_in(places.beside(spot).folder, name)
+    text = text and text.removeprefix(BYTE_ORDER_MARK).strip()
     if not text:
         raise RequestError(f"its sidecar {name!r} is {'missing' if text is None else 'empty'}")
     return text
 
 
 def text_in(folder: Folder, name: str) -> str | None:
-    """Returns the text of a sidecar, None when there is none. Raises RequestError for anything but
-    a small regular file of UTF-8."""
+    """Returns the text of a sidecar, its byte order mark included, None when there is none. Raises
+    RequestError for anything but a small regular file of UTF-8."""
     try:
         with folder.open_file(name, os.O_RDONLY) as file:
             data = file.read(MAX_BYTES + 1) or b""
@@ -145,6 +148,15 @@ def text_in(folder: Folder, name: str) -> str | None:
     if len(data) > MAX_BYTES or b"\0" in data:
         raise RequestError(f"{name!r} is no text of at most {MAX_BYTES} bytes")
     try:
-        return data.decode("utf-8-sig").strip()
+        return data.decode().strip()
     except UnicodeDecodeError:
         raise RequestError(f"{name!r} is {not_utf8(data)}") from None
+
+
+def is_read_only(folder: Folder, name: str) -> bool:
+    """Returns whether a file may not be written: nobody may, even if the system lets this user, or
+    this user may not."""
+    with folder.open_file(name, os.O_RDONLY) as file:
+        mode = os.fstat(file.fileno()).st_mode
+    is_of_nobody = not mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+    return is_of_nobody or not os.access(folder.path / name, os.W_OK)

@@ -17,10 +17,11 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.values.closing import Closing
 
 from .options import SidecarOptions, check_suffix
-from .places import Places, Spot, text_in
+from .places import BYTE_ORDER_MARK, Places, Spot, is_read_only, text_in
+from .text import has_several_lines
 
+JOINED = "of several lines became one line: trainers read the first line only"
 NO_ANSWER = frozenset(("failed", "empty", "repetition"))  # outcomes without a sidecar
-ENDS = (",", ".", ";", ":", "!", "?")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,11 +30,13 @@ class SidecarCounts:
 
     num_written: new, replaced and extended ones. num_kept: that were there and stay as they are.
     left_out: answers without a sidecar, by the reason; examples: the first picture of each.
+    num_joined: written ones that had several lines, of the answer or of the text that was there.
     """
 
     suffix: str
     num_written: int = 0
     num_kept: int = 0
+    num_joined: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     num_failed: int = 0
     examples: dict[str, str] = field(default_factory=dict)
@@ -42,6 +45,8 @@ class SidecarCounts:
         """Returns what a summary says about them."""
         kept = f", {self.num_kept} were there and stay" if self.num_kept else ""
         lines = [f"sidecars: {self.num_written} {self.suffix} written{kept}"]
+        if self.num_joined:
+            lines.append(f"  {self.num_joined} {JOINED}")
         for reason, num in self.left_out.most_common():
             lines.append(f"  {num} not written: {reason} ({self.examples[reason]})")
         return lines
@@ -111,15 +116,21 @@ class Sidecars(Closing):
         if self._outputs and os.path.realpath(folder.path / name) in self._outputs:
             raise ConfigError("its sidecar would be an output of the run")
         mode = "skip" if is_filled else self._options.on_existing
-        known = text_in(folder, name)
+        there = text_in(folder, name)
+        known = (there or "").removeprefix(BYTE_ORDER_MARK).strip()
         if known and mode == "skip":
             return False
-        text = self._options.text.of(record, spot.path)
+        built = self._options.text.of(record, spot.path)
+        is_joined, text = built.has_several_lines, built.text
         if known and mode == "append":
-            text = _joined(known, text)
-        if text == known:
+            is_joined |= has_several_lines(known)
+            text = self._options.text.after(known, text)
+        if text == there:
             return False
+        if there is not None and is_read_only(folder, name):
+            raise RequestError(f"the {self._options.suffix} that is there is read-only")
         write_beside(folder, name, [text.encode() + b"\n"])
+        self.counts.num_joined += is_joined
         return True
 
 
@@ -145,10 +156,3 @@ def page_of(record: Record) -> int | None:
     """Returns the number of the page that a record is about; None for a whole file."""
     pages = record.media[0].pages if len(record.media) == 1 else None
     return int(pages) if pages is not None and pages.isdecimal() else None
-
-
-def _joined(known: str, text: str) -> str:
-    """Returns a text with another after it; one that ends with it already stays."""
-    if known.endswith(text):
-        return known
-    return f"{known} {text}" if known.endswith(ENDS) else f"{known}, {text}"

@@ -1,5 +1,6 @@
 """`export`: between all formats of outputs, filtered, and each record accounted for."""
 
+import json
 import tarfile
 from contextlib import contextmanager
 
@@ -172,3 +173,24 @@ def test_a_lock_that_a_killed_export_left_is_no_file_of_its_folder(captions, tmp
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".lock").touch()
     assert export_records([captions], tmp_path / "out", "kohya").num_out
+
+
+def test_null_in_a_line_is_no_value(photos):
+    values = json.loads(record_at("photos/a.png").to_json())
+    lacking = (
+        "columns",
+        "answers",
+        "outputs",
+        "boxes",
+        "media",
+        "media_notes",
+        "num_tokens_by_kind",
+    )
+    line = json.dumps(values | dict.fromkeys(lacking))
+    (photos / "c.jsonl").write_text(f"{line}\n{json.dumps(values | {'id': 'b', 'columns': {}})}\n")
+    for name in ("t.csv", "t.parquet", "t.tar", "t.jsonl"):
+        assert export_records(["c.jsonl"], name).num_out == 2
+    for form in ("imagefolder", "kohya", "sidecar"):
+        (photos / form).mkdir(exist_ok=True)
+    assert export_records(["c.jsonl"], "imagefolder", "imagefolder").num_out == 2
+    assert export_records(["c.jsonl"], "kohya", "kohya").num_out == 2

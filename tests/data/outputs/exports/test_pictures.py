@@ -24,12 +24,18 @@ def tree(folder):
 
 def test_an_imagefolder_has_the_pictures_and_their_captions(captions, photos):
     found = export_records([captions], "set", "imagefolder")
-    assert tree(photos / "set") == ["metadata.jsonl", "photos/a.png", "photos/sub/ä ö.png"]
-    assert lines_of(photos / "set/metadata.jsonl") == [
+    assert tree(photos / "set/data/train") == [
+        "metadata.jsonl",
+        "photos/a.png",
+        "photos/sub/ä ö.png",
+    ]
+    assert lines_of(photos / "set/data/train/metadata.jsonl") == [
         {"file_name": "photos/a.png", "text": "a red square"},
         {"file_name": "photos/sub/ä ö.png", "text": "zwei Kreise, größer"},
     ]
-    assert (photos / "set/photos/a.png").read_bytes() == (photos / "photos/a.png").read_bytes()
+    assert (photos / "set/data/train/photos/a.png").read_bytes() == (
+        photos / "photos/a.png"
+    ).read_bytes()
     assert (found.num_in, found.num_out) == (3, 2)
     assert found.left_out == {"its outcome is failed": 1}
 
@@ -109,7 +115,11 @@ def test_pictures_in_tars_come_out(captions, photos):
     for path in photos.glob("photos/**/*.*"):
         path.unlink()
     found = export_records(["shards.tar"], "set", "imagefolder")
-    assert tree(photos / "set") == ["metadata.jsonl", "photos/a.png", "photos/sub/ä ö.png"]
+    assert tree(photos / "set/data/train") == [
+        "metadata.jsonl",
+        "photos/a.png",
+        "photos/sub/ä ö.png",
+    ]
     assert found.num_out == 2
 
 
@@ -176,8 +186,8 @@ def test_a_folder_that_has_files_stays(captions, photos):
 
 def test_links_in_the_target_are_not_followed(captions, photos):
     (photos / "secret").mkdir()
-    (photos / "set").mkdir()
-    (photos / "set/photos").symlink_to(photos / "secret")
+    (photos / "set/data/train").mkdir(parents=True)
+    (photos / "set/data/train/photos").symlink_to(photos / "secret")
     with pytest.raises(ConfigError, match="links are not followed"):
         export_records([captions], "set", "imagefolder", ExportOptions(is_overwritten=True))
     assert os.listdir(photos / "secret") == []

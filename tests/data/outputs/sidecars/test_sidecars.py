@@ -61,7 +61,7 @@ def test_a_text_is_beside_each_picture(folder, write):
         "sub/c.txt": "of sub/c.webp it\n",
     }
     assert counts.num_written == 3
-    assert counts.lines() == ["sidecars: 3 .txt written"]
+    assert counts.lines()[0] == "sidecars: 3 .txt written"
     write(record("a.jpg"), sidecar=".caption")
     assert texts(folder, ".caption") == {"a.caption": "a caption\n"}
 
@@ -245,3 +245,82 @@ def test_odd_names_have_texts(folder, write, name):
     own = os.path.splitext(name)[0] + ".txt"
     assert (folder / own).read_text() == "a caption\n"
     assert not any("partial" in other for other in os.listdir(folder))
+
+
+OLD = {
+    "plain": ("mine", "ohwx, mine, a caption"),
+    "byte order mark": ("\ufeffeins, zwei", "ohwx, eins, zwei, a caption"),
+    "byte order mark alone": ("\ufeff", "ohwx, a caption"),
+    "line ends of Windows": ("one, two\r\n", "ohwx, one, two, a caption"),
+    "line ends of old Macs": ("one\rtwo\r", "ohwx, one, two, a caption"),
+    "two lines": ("line one\nline two\n", "ohwx, line one, line two, a caption"),
+    "sentences": ("One.\n\nTwo.\n", "ohwx, One. Two. a caption"),
+    "a sentence in Chinese": ("一只猫。", "ohwx, 一只猫。 a caption"),
+    "tags, with a comma at the end": ("1girl,\nsolo,\n", "ohwx, 1girl, solo, a caption"),
+    "trigger is there": ("ohwx, mine", "ohwx, mine, a caption"),
+    "trigger alone": ("ohwx", "ohwx, a caption"),
+    "trigger in a phrase": ("ohwx man", "ohwx man, a caption"),
+    "another word": ("ohwxes", "ohwx, ohwxes, a caption"),
+    "trigger elsewhere": ("mine, ohwx", "ohwx, mine, ohwx, a caption"),
+    "said already": ("mine, a caption", "ohwx, mine, a caption"),
+    "separator of lines": ("one\u2028two", "ohwx, one, two, a caption"),
+}
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_an_extended_text_is_one_line_that_begins_with_the_trigger(folder, write, old):
+    before, after = OLD[old]
+    (folder / "a.txt").write_bytes(before.encode())
+    for num_written in (1, 0):  # and once only
+        counts = write(record("a.jpg"), on_existing="append", trigger=["ohwx"])
+        assert (folder / "a.txt").read_bytes() == f"{after}\n".encode()
+        assert counts.num_written == num_written
+
+
+def test_trigger_words_are_completed_in_their_order(folder, write):
+    for before in ("style, ohwx, mine", "ohwx, mine", "mine", "ohwx, style, mine"):
+        (folder / "a.txt").write_text(before)
+        write(record("a.jpg"), on_existing="append", trigger=["ohwx,", " style "])
+        assert (folder / "a.txt").read_text() == "ohwx, style, mine, a caption\n"
+
+
+def test_a_template_says_where_the_trigger_stands(folder, write):
+    (folder / "a.txt").write_text("mine")
+    template = {"sidecar_template": "{trigger}, {text}", "trigger": "ohwx"}
+    write(record("a.jpg"), on_existing="append", **template)
+    assert (folder / "a.txt").read_text() == "ohwx, mine, a caption\n"
+    (folder / "a.txt").write_text("mine")
+    write(
+        record("a.jpg"), on_existing="append", sidecar_template="{text} of {trigger}", trigger="x"
+    )
+    assert (folder / "a.txt").read_text() == "mine, a caption of x\n"
+
+
+def test_texts_that_had_several_lines_are_told(folder, write):
+    (folder / "a.txt").write_text("one\ntwo\n")
+    (folder / "b.v2.txt").write_text("one\r\n")
+    lines = (record("a.jpg"), record("b.v2.png"), record("sub/c.webp", "one\n\ntwo"))
+    assert write(*lines, on_existing="append").lines() == [
+        "sidecars: 3 .txt written",
+        "  2 of several lines became one line: trainers read the first line only",
+    ]
+    assert all(text.count("\n") == 1 for text in texts(folder).values())
+
+
+def test_a_byte_order_mark_does_not_stay(folder, write):
+    (folder / "a.txt").write_bytes("\ufeffa caption\n".encode())
+    for mode in ("append", "overwrite"):
+        (folder / "a.txt").write_bytes("\ufeffa caption\n".encode())
+        write(record("a.jpg"), on_existing=mode)
+        assert (folder / "a.txt").read_bytes() == b"a caption\n"
+
+
+def test_a_read_only_text_is_left_and_told(folder, write):
+    (folder / "a.txt").write_text("mine\n")
+    (folder / "a.txt").chmod(0o444)
+    for mode in ("append", "overwrite"):
+        counts = write(record("a.jpg"), on_existing=mode)
+        assert (folder / "a.txt").read_text() == "mine\n"
+        assert counts.left_out == {"the .txt that is there is read-only": 1}
+        assert (counts.num_written, counts.num_failed) == (0, 0)
+    assert write(record("a.jpg"), on_existing="skip").num_kept == 1
