@@ -1,7 +1,7 @@
 """Reads the pixels of a TIFF, and checks that all strips and tiles are there.
 
-libtiff reads what is compressed. Pillow's own reader of what is not takes planes of 16 bits for 8
-and knows no subsampled colours: libtiff reads these too.
+libtiff reads what is compressed. Pillow's own reader of what is not takes planes of 16 bits for 8,
+and knows neither subsampled colours nor a plane of alpha: libtiff reads these too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image, ImagePalette, TiffImagePlugin
 from mmdeploy_llm.errors import MediaError
 
 WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, COLOUR_MAP = 256, 257, 258, 259, 262, 320
-SAMPLES, ROWS, PLANES, TILE_WIDTH, TILE_HEIGHT = 277, 278, 284, 322, 323
+SAMPLES, ROWS, PLANES, TILE_WIDTH, TILE_HEIGHT, EXTRA_SAMPLES = 277, 278, 284, 322, 323, 338
 YCBCR = 6  # of PHOTOMETRIC
 NONE, JPEG, DEFLATES = 1, 7, (8, 32946)  # of COMPRESSION
 PLACES = ((273, 279), (324, 325))  # tags of places and lengths: of strips, of tiles
@@ -45,6 +45,8 @@ class ExactTiff(TiffImagePlugin.TiffImageFile):
             for tag, value in stored.items():
                 tags[tag] = value
             tags._prefix = prefix
+        if tags.get(PLANES, 1) != 1 and self.mode in ("LA", "La", "PA"):
+            raise SyntaxError("unknown data organization")  # Pillow leaves out the second plane
         colours = tags.get(COLOUR_MAP)
         if self.mode in ("P", "PA") and colours and max(colours) < 256:  # of 8 bits, by mistake
             self.palette = ImagePalette.raw("RGB;L", bytes(colours))
@@ -61,8 +63,9 @@ class ExactTiff(TiffImagePlugin.TiffImageFile):
         if tags.get(COMPRESSION, NONE) != NONE:
             return False
         is_of_bytes = max(tags.get(BITS, (1,))) <= 8
-        is_native = tags.get(PLANES, 1) == 1 and tags.prefix == NATIVE
-        return (is_of_bytes or is_native) and tags.get(PHOTOMETRIC) != YCBCR
+        if tags.get(PLANES, 1) != 1:
+            return is_of_bytes and EXTRA_SAMPLES not in tags
+        return (is_of_bytes or tags.prefix == NATIVE) and tags.get(PHOTOMETRIC) != YCBCR
 
     def _are_blocks_whole(self) -> bool:
         """Whether each strip or tile is in the file, and as it was written, as far as its
