@@ -30,12 +30,18 @@ def to_rgb(
         image = Image.fromarray(to_gray(image, told))
     elif image.mode == "LAB":
         return _from_lab(image)
-    is_transparent = "A" in image.getbands() or image.info.get("transparency") is not None
+    is_transparent = _is_transparent(image)
     if profile:
         image = to_srgb(image, profile, told, is_transparent=is_transparent)
     if is_transparent:
         return on_white(image.convert("RGBA"))
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        return True
+    return image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
 
 
 def on_white(image: Image.Image) -> Image.Image:
