@@ -14,7 +14,9 @@ WHITE = (0.9642, 1.0, 0.8249)
 
 
 def srgb_curve(light):
-    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * np.maximum(light, 0) ** (1 / 2.4) - 0.055)
+    return np.where(
+        light <= 0.0031308, 12.92 * light, 1.055 * np.maximum(light, 0) ** (1 / 2.4) - 0.055
+    )
 
 
 def srgb_light(value):

@@ -6,20 +6,20 @@ import struct
 
 import numpy as np
 import pytest
+from mmdeploy_llm_processors.tiff.splitter import TIFFSplitter
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media import decode_image
-from mmdeploy_llm_processors.tiff.splitter import TIFFSplitter
-
 from tests.media.tiff_files import CMYK, DEFLATE, GRAY, PACKBITS, PALETTE, RGB, page, pages, tiff
-
 
 RANDOM = np.random.default_rng(0)
 HEIGHT, WIDTH = 37, 45
 LAYOUTS = [
-    pytest.param({"order": order, "compression": squeezed} | blocks, id=f"{order}{squeezed}{blocks}")
+    pytest.param(
+        {"order": order, "compression": squeezed} | blocks, id=f"{order}{squeezed}{blocks}"
+    )
     for order in "<>"
     for squeezed in (1, DEFLATE, PACKBITS)
     for blocks in ({"rows": 7}, {"tile": (16, 16)})
@@ -180,8 +180,12 @@ def test_pages_of_different_sizes_and_kinds(order):
         np.array([[-5, 5]], np.int16),
     ]
     made = pages(
-        [page(pictures[0], order=order), page(pictures[1], 0, order=order),
-         page(pictures[2], order=order)], order  # fmt: skip
+        [
+            page(pictures[0], order=order),
+            page(pictures[1], 0, order=order),
+            page(pictures[2], order=order),
+        ],
+        order,
     )
     parts = TIFFSplitter(Checkpoint, {}).split(made, {}, MediaLimits())
     found = [decode_image(part.source) for part in parts]
@@ -291,7 +295,7 @@ def test_missing_strips_and_tiles_fail(compression, is_tiled, is_place, change):
     blob = tiff(PICTURE, compression=compression, **blocks)
     assert (shown(blob) == PICTURE).all()
     tag = (324 if is_tiled else 273) if is_place else (325 if is_tiled else 279)
-    with pytest.raises(MediaError, match="damaged|corrupt|truncated"):
+    with pytest.raises(MediaError, match=r"damaged|corrupt|truncated"):
         shown(damaged(blob, tag, change))
 
 

@@ -156,7 +156,9 @@ def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     check_bytes(blob, "image", limits)
     name = sniff(blob)
     if name is None or name not in OPENERS:
-        raise UnsupportedMediaError(f"{_unread(name, blob)}; convert it to one of {', '.join(FORMATS)}")
+        raise UnsupportedMediaError(
+            f"{_unread(name, blob)}; convert it to one of {', '.join(FORMATS)}"
+        )
     try:
         image = OPENERS[name](io.BytesIO(blob))
     except RequestError:

@@ -44,7 +44,8 @@ def to_gray(image: Image.Image, notes: list[str]) -> np.ndarray:
         transparent = image.info.get("transparency")
         if isinstance(transparent, int):
             gray[values == transparent] = 0 if turned else 255
-    return 255 - gray if turned else gray
+    shown: np.ndarray = 255 - gray if turned else gray
+    return shown
 
 
 def scale_bits(values: np.ndarray, bits: int) -> np.ndarray:
@@ -80,9 +81,7 @@ def _from_32_bits(values: np.ndarray, image: Image.Image, notes: list[str]) -> n
     return values.astype(np.uint8) if bits == 8 else scale_bits(values, bits)
 
 
-def _from_least_to_greatest(
-    values: np.ndarray, image: Image.Image, notes: list[str]
-) -> np.ndarray:
+def _from_least_to_greatest(values: np.ndarray, image: Image.Image, notes: list[str]) -> np.ndarray:
     exact = values.astype(np.float64)
     is_known = np.isfinite(exact) & (exact != _no_data(image))
     known = exact[is_known]

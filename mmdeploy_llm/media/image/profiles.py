@@ -31,7 +31,7 @@ def to_srgb(
     if wanted is None or len(profile) < SMALLEST:
         notes.append(BROKEN)
         return image
-    if wanted == "L" and image.mode not in GRAYS or (wanted == "CMYK") != (image.mode == "CMYK"):
+    if (wanted == "L" and image.mode not in GRAYS) or (wanted == "CMYK") != (image.mode == "CMYK"):
         notes.append("the image's colour profile is of another kind than its pixels, and not used")
         return image
     try:
@@ -63,7 +63,7 @@ def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 
 def _samples(mode: str) -> Image.Image:
-    steps = np.arange(0, 256, 15, np.uint8)
+    steps = np.arange(0, 256, 15).astype(np.uint8)
     if mode == "L":
         return Image.fromarray(steps[None])
     cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1)

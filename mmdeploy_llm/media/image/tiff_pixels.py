@@ -51,7 +51,7 @@ class ExactTiff(TiffImagePlugin.TiffImageFile):
         if self.mode in ("P", "PA") and colours and max(colours) < 256:  # of 8 bits, by mistake
             self.palette = ImagePalette.raw("RGB;L", bytes(colours))
 
-    def load(self) -> Image.core.PixelAccess | None:
+    def load(self) -> Any:
         """Decodes the pixels. Raises MediaError for strips or tiles that are missing or damaged."""
         if self.tile and not self._are_blocks_whole():
             raise MediaError("the TIFF image is damaged: a strip or a tile is missing or not whole")
