@@ -54,7 +54,8 @@ def scale_bits(values: np.ndarray, bits: int) -> np.ndarray:
     if bits == 16:  # 257 of its steps are one of 8 bits
         return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
     shares = (np.minimum(values, most).astype(np.uint32) * 255 + most // 2) // most
-    return shares.astype(np.uint8)
+    scaled: np.ndarray = shares.astype(np.uint8)
+    return scaled
 
 
 def _from_fractions(values: np.ndarray, image: Image.Image, notes: list[str]) -> np.ndarray:
