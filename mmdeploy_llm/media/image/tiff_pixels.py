@@ -112,7 +112,7 @@ class ExactTiff(TiffImagePlugin.TiffImageFile):
 
     def _whole(self) -> memoryview:
         assert isinstance(self.fp, io.BytesIO), "a file is read before it is opened"
-        return self.fp.getbuffer()
+        return memoryview(self.fp.getvalue())  # which copies nothing
 
 
 def exactly(image: Image.Image) -> Image.Image:
