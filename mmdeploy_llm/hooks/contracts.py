@@ -205,7 +205,8 @@ class MediaLimits:
     isolation: whether a processor decodes in the threads of intake, or in processes that are killed
         after decode_timeout and use at most decode_memory bytes; "auto" leaves the choice to
         the processor.
-    pixels: of a video whose pixels are not square: "square" as players show it, or "as-stored".
+    pixels: "square": a video whose pixels are not square has the shape that players show, and an
+        image with a colour profile the colours that browsers show; or "as-stored".
     """
 
     max_bytes: int = 256 * 2**20

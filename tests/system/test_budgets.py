@@ -1,9 +1,11 @@
 """image_tokens and video_tokens of an engine, of a prompt, and of the program."""
 
+import io
 import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -106,3 +108,24 @@ def test_what_a_model_did_not_get_of_a_video_is_told(tmp_path, load_file):
     assert "1 record says what a model did not get of its media: media_notes" in done.output
     [record] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert record["media_notes"] == [note]
+
+
+def test_how_numbers_without_a_white_were_shown_is_told(tmp_path, load_file):
+    """Of files, of images that the caller has opened, and of pages that are turned."""
+    files = load_file("media/tiff_files.py")
+    blob = files.tiff(np.arange(-512, 512, dtype=np.int16).reshape(32, 32))
+    (tmp_path / "heights.tif").write_bytes(blob)
+    note = (
+        "the image's numbers from -512 to 511 were shown from black to white, as it names no white"
+    )
+    with LLM("shapes-vl", quiet=True) as llm:
+        for kind, source in (
+            ("image", tmp_path / "heights.tif"),
+            ("image", Image.open(io.BytesIO(blob))),
+            ("tiff", tmp_path / "heights.tif"),
+        ):
+            prompt = asked(kind, source)
+            if kind == "tiff":
+                prompt["messages"][0]["content"][0]["turn"] = 90
+            (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
+            assert output.media_notes == (note,), kind

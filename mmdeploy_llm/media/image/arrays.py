@@ -10,7 +10,8 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 
-from .modes import on_white, scale_16_bit
+from .modes import on_white
+from .numbers import ROUNDING, scale_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,6 @@ ACCEPTED = (
     "shape [H, W], [H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1, "
     "one image per item"
 )
-ROUNDING = 1e-3  # how far floats may leave 0..1: resampled images overshoot a little
 
 
 def array_size(source: Any) -> tuple[int, int]:
@@ -99,7 +99,7 @@ def _to_uint8(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * 255
     if values.dtype == np.uint16:
-        return scale_16_bit(values)
+        return scale_bits(values, 16)
     if not np.issubdtype(values.dtype, np.floating):
         raise UnsupportedMediaError(
             f"an image of dtype {values.dtype} is not accepted; give uint8, uint16, bool or floats "

@@ -25,6 +25,8 @@ from .files import (
     check_pixels,
     decode_file,
     digest_of,
+    file_digest,
+    is_managed,
     oriented,
     peek_file,
     reading,
@@ -33,6 +35,7 @@ from .files import (
 from .isolated import decode_apart, peek_apart
 from .modes import to_rgb
 from .orientation import live_orientation, upright
+from .tiff_pixels import exactly
 
 __all__ = ["FORMATS", "DecodedImage", "Drawing", "ImageDecoder", "ImageHeader", "decode_image"]
 
@@ -76,7 +79,7 @@ class ImageDecoder:
         fit: LeastSize | None = None,
     ) -> DecodedImage:
         """Decodes bytes, a PIL image, a numpy array or a torch tensor, and draws a Drawing; changes
-        none of them.
+        none of them. Returns a DecodedImage as it is.
 
         wanted: lower bound of the size for decoding a JPEG file at draft quality; None: decode
         exactly. fit: (height, width) at which a Drawing is drawn for its own; None: its own.
@@ -89,8 +92,11 @@ class ImageDecoder:
             return decode_file(bytes(source), limits, wanted)
         if isinstance(source, Drawing):
             return _drawn(source, limits, fit)
-        image = self._loaded(source, limits)
-        return DecodedImage(image=image, digest=_pixel_digest(image))
+        if isinstance(source, DecodedImage):
+            return source
+        notes: list[str] = []
+        image = self._loaded(source, limits, notes)
+        return DecodedImage(image=image, digest=_pixel_digest(image), notes=tuple(notes))
 
     def image(self, source: Any, limits: MediaLimits) -> Image.Image:
         """Decodes as `decode`, but returns the image only and spares loaded images the digest."""
@@ -98,15 +104,19 @@ class ImageDecoder:
             return self.decode(source, limits).image
         if isinstance(source, Drawing):
             return _drawn(source, limits, None).image
-        return self._loaded(source, limits)
+        if isinstance(source, DecodedImage):
+            return source.image
+        return self._loaded(source, limits, [])
 
     def digest(self, source: Any, limits: MediaLimits) -> str:
         """Returns the digest that `decode` would; bytes are hashed without decoding or checks."""
         if isinstance(source, (bytes, bytearray, memoryview)):
-            return digest_of(b"encoded", source)
+            return file_digest(source, limits)
         if isinstance(source, Drawing):
             return _drawn_digest(source, source.size)
-        return _pixel_digest(self._loaded(source, limits))
+        if isinstance(source, DecodedImage):
+            return source.digest
+        return _pixel_digest(self._loaded(source, limits, []))
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """Reads the size of the image from its header. Raises as `decode` for what a header
@@ -115,7 +125,7 @@ class ImageDecoder:
             if is_apart(source, limits):
                 return peek_apart(bytes(source), limits, self._workers)
             return peek_file(bytes(source), limits)
-        if isinstance(source, Drawing):
+        if isinstance(source, (Drawing, DecodedImage)):
             return ImageHeader(size=source.size)
         if not isinstance(source, Image.Image):
             size = array_size(source)
@@ -136,21 +146,24 @@ class ImageDecoder:
         """Ends the worker processes."""
         self._workers.close()
 
-    def _loaded(self, source: Any, limits: MediaLimits) -> Image.Image:
+    def _loaded(self, source: Any, limits: MediaLimits, notes: list[str]) -> Image.Image:
         """Converts an image that the caller has loaded already."""
         if isinstance(source, Image.Image):
             check_pixels(source.size, limits)
-            return self._caller_image(source)
+            return self._caller_image(source, limits, notes)
         check_pixels(array_size(source), limits)
         return array_to_rgb(source)
 
-    def _caller_image(self, image: Image.Image) -> Image.Image:
+    def _caller_image(
+        self, image: Image.Image, limits: MediaLimits, notes: list[str]
+    ) -> Image.Image:
         """Returns the caller's image upright and in RGB; the caller's object is only loaded."""
         with reading(image):
             with self._lock(image):
+                image = exactly(image)
                 image.load()
                 orientation = live_orientation(image)
-            return upright(to_rgb(image), orientation)
+            return upright(to_rgb(image, notes, is_managed=is_managed(limits)), orientation)
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]

@@ -35,6 +35,7 @@ from .heif import OWN_ORIENTATION, is_installed, open_heif
 from .modes import to_rgb
 from .orientation import SIDEWAYS, stored_orientation, upright
 from .png import ExactPng, metadata_first
+from .tiff_pixels import ExactTiff
 
 
 class QuietJpeg(JpegImagePlugin.JpegImageFile):
@@ -65,7 +66,7 @@ def _openers() -> Mapping[str, Opener]:
         "WEBP": WebPImagePlugin.WebPImageFile,
         "GIF": GifImagePlugin.GifImageFile,
         "BMP": BmpImagePlugin.BmpImageFile,
-        "TIFF": TiffImagePlugin.TiffImageFile,
+        "TIFF": ExactTiff,
     }
     if features.check("avif"):
         openers["AVIF"] = importlib.import_module("PIL.AvifImagePlugin").AvifImageFile
@@ -91,6 +92,7 @@ class DecodedImage:
 
     digest: hash of the encoded bytes if there are any, else of the RGB pixels and their shape, so
         that equal content has an equal digest within one of these two forms.
+    notes: sentences about what was a guess, such as how numbers without a white were scaled.
     draft_of: full (width, height) of an image decoded at draft quality, whose `image` may be
         smaller; None for one decoded exactly.
     """
@@ -98,6 +100,7 @@ class DecodedImage:
     image: Image.Image
     digest: str
     draft_of: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -120,7 +123,7 @@ def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
 
 def decode_file(blob: bytes, limits: MediaLimits, wanted: LeastSize | None) -> DecodedImage:
     """Decodes the image; a JPEG at draft quality, no smaller than `wanted` says, unless None."""
-    opened, draft_of = open_file(blob, limits), None
+    opened, draft_of, notes = open_file(blob, limits), None, list[str]()
     if wanted is not None and isinstance(opened, QuietJpeg):
         orientation = file_orientation(opened)
         draft_of = width, height = oriented(opened.size, orientation)
@@ -131,8 +134,21 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: LeastSize | None) -> D
             opened.seek(1)
         opened.load()
         check_pixels(opened.size, limits)  # some containers say another size than their images
-        image = upright(to_rgb(opened), file_orientation(opened))
-    return DecodedImage(image=image, digest=digest_of(b"encoded", blob), draft_of=draft_of)
+        colours = to_rgb(opened, notes, is_managed=is_managed(limits))
+        image = upright(colours, file_orientation(opened))
+    return DecodedImage(
+        image=image, digest=file_digest(blob, limits), draft_of=draft_of, notes=tuple(notes)
+    )
+
+
+def is_managed(limits: MediaLimits) -> bool:
+    """Returns whether colours of another profile become those of sRGB."""
+    return limits.pixels == "square"
+
+
+def file_digest(blob: bytes | bytearray | memoryview, limits: MediaLimits) -> str:
+    """Hashes a file, and what of the limits changes its pixels."""
+    return digest_of(b"encoded" if is_managed(limits) else b"encoded as-stored", blob)
 
 
 def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
@@ -140,7 +156,9 @@ def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     check_bytes(blob, "image", limits)
     name = sniff(blob)
     if name is None or name not in OPENERS:
-        raise UnsupportedMediaError(f"{_unread(name)}; convert it to one of {', '.join(FORMATS)}")
+        raise UnsupportedMediaError(
+            f"{_unread(name, blob)}; convert it to one of {', '.join(FORMATS)}"
+        )
     try:
         image = OPENERS[name](io.BytesIO(blob))
     except RequestError:
@@ -151,11 +169,16 @@ def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     return image
 
 
-def _unread(name: str | None) -> str:
+def _unread(name: str | None, blob: bytes) -> str:
     """Says why a format cannot be read."""
     if name == "HEIF":
         return 'HEIF images are read by pillow-heif (pip install "mmdeploy-llm[heif]")'
-    return f"this Pillow cannot read {name}" if name else "its first bytes match no image format"
+    if name:
+        return f"this Pillow cannot read {name}"
+    found = format_of(blob[:HEAD])
+    if found is None:
+        return "its first bytes match no image format"
+    return f"it is {found.name}" + (f" ({found.advice})" if found.advice else "")
 
 
 def check_bytes(blob: bytes, kind: str, limits: MediaLimits) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.isolation import Workers
 
-from .files import DecodedImage, ImageHeader, LeastSize, decode_file, digest_of, peek_file
+from .files import DecodedImage, ImageHeader, LeastSize, decode_file, file_digest, peek_file
 
 # These run in the worker and yield (JSON, uint8 array or None).
 
@@ -27,7 +27,7 @@ def decode(
     """Yields the pixels [height, width, 3]. least: lower bound of (height, width) for a draft."""
     wanted = None if least is None else lambda height, width: (least[0], least[1])
     made = decode_file(blob, MediaLimits(**limits), wanted)
-    yield {"draft_of": made.draft_of}, np.asarray(made.image)
+    yield {"draft_of": made.draft_of, "notes": made.notes}, np.asarray(made.image)
 
 
 # These run in the intake's threads.
@@ -53,6 +53,7 @@ def decode_apart(
     draft_of = fields["draft_of"]
     return DecodedImage(
         image=Image.fromarray(pixels),
-        digest=digest_of(b"encoded", blob),
+        digest=file_digest(blob, limits),
         draft_of=None if draft_of is None else (draft_of[0], draft_of[1]),
+        notes=tuple(fields["notes"]),
     )

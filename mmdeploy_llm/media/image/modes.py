@@ -1,4 +1,4 @@
-"""Converts any Pillow mode to RGB: transparency on white, 16-bit and float values scaled."""
+"""Converts any Pillow mode to RGB: transparency on white, colours by the image's own profile."""
 
 from __future__ import annotations
 
@@ -7,34 +7,41 @@ from PIL import Image, ImageCms
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 
-WHITE = (255, 255, 255, 255)
-PHOTOMETRIC_INTERPRETATION = 262  # a tag of TIFF
+from .numbers import are_numbers, to_gray
+from .profiles import to_srgb
 
+WHITE = (255, 255, 255, 255)
 PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts a loaded image to RGB; returns `image` itself if it is RGB already.
+def to_rgb(
+    image: Image.Image, notes: list[str] | None = None, *, is_managed: bool = True
+) -> Image.Image:
+    """Converts a loaded image to RGB; returns `image` itself if it is sRGB already.
 
-    Raises UnsupportedMediaError for LAB where Pillow lacks littleCMS.
+    notes: gets sentences about what was a guess. is_managed: whether colours of another profile
+    become those of sRGB. Raises UnsupportedMediaError for LAB where Pillow lacks littleCMS.
     """
+    told = notes if notes is not None else []
+    profile = image.info.get("icc_profile") if is_managed else None
     if image.mode in PREMULTIPLIED:
         image = image.convert(PREMULTIPLIED[image.mode])
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        gray = _from_16_bit(image) if image.mode[1:] else _to_8_bit(np.asarray(image))
-        return gray_to_rgb(255 - gray if _white_is_zero(image) else gray)
-    if image.mode == "LAB":
+    if are_numbers(image):
+        image = Image.fromarray(to_gray(image, told))
+    elif image.mode == "LAB":
         return _from_lab(image)
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
+    is_transparent = _is_transparent(image)
+    if profile:
+        image = to_srgb(image, profile, told, is_transparent=is_transparent)
+    if is_transparent:
         return on_white(image.convert("RGBA"))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _white_is_zero(image: Image.Image) -> bool:
-    """Whether zeros of a TIFF are white, by its tag PhotometricInterpretation (TIFF 6.0, page 37).
-    Pillow turns values of up to 8 bits over by itself, and no others."""
-    tags = getattr(image, "tag_v2", {})
-    return tags.get(PHOTOMETRIC_INTERPRETATION) == 0
+def _is_transparent(image: Image.Image) -> bool:
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        return True
+    return image.mode == "P" and image.palette is not None and image.palette.mode.endswith("A")
 
 
 def on_white(image: Image.Image) -> Image.Image:
@@ -45,37 +52,6 @@ def on_white(image: Image.Image) -> Image.Image:
 def gray_to_rgb(values: np.ndarray) -> Image.Image:
     """Converts uint8 [H, W] to a gray RGB image."""
     return Image.fromarray(values).convert("RGB")
-
-
-def scale_16_bit(values: np.ndarray) -> np.ndarray:
-    """Scales 0..65535 to 0..255, rounded: 257 sixteen-bit steps are one eight-bit step."""
-    return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
-
-
-def _from_16_bit(image: Image.Image) -> np.ndarray:
-    values = np.asarray(image).astype(np.uint16)
-    gray = scale_16_bit(values)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        gray[values == transparent] = 255
-    return gray
-
-
-def _to_8_bit(values: np.ndarray) -> np.ndarray:
-    """Converts 32-bit integers or floats of unknown range to uint8.
-
-    Floats up to 1 are fractions of white; integers with a value above 255 are 16-bit values; all
-    else is read as 0..255. Values outside the range are clipped, NaN is black.
-    """
-    if np.issubdtype(values.dtype, np.floating):
-        values = np.nan_to_num(values, nan=0.0)
-        scale = 255.0 if values.size and values.max() <= 1.0 else 1.0
-        rounded: np.ndarray = np.rint(np.clip(values * scale, 0, 255))
-        return rounded.astype(np.uint8)
-    if values.max(initial=0) > 255:
-        return scale_16_bit(np.clip(values, 0, 65535))
-    clipped: np.ndarray = np.clip(values, 0, 255)
-    return clipped.astype(np.uint8)
 
 
 def _from_lab(image: Image.Image) -> Image.Image:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from mmdeploy_llm import errors
@@ -21,6 +22,7 @@ from mmdeploy_llm.hooks.names import error_text, with_file
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.media.boxes.reading import sizes_of
 from mmdeploy_llm.media.budgets.choice import Budgets
+from mmdeploy_llm.media.image.files import DecodedImage
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.system.guarding.calls import CallGuard
 from mmdeploy_llm.values.deadline import Deadline
@@ -257,6 +259,8 @@ class MediaLoader:
     ) -> MediaInput:
         made = self._call(processor, lambda: processor.process(decoded, item.options), limits)
         usable = self._checked(processor, item, made)
+        if isinstance(decoded, DecodedImage) and decoded.notes:
+            usable = replace(usable, notes=(*usable.notes, *decoded.notes))
         self._budgets.check(item, usable)
         if usable.embeds is not None:
             return self._embeds.adopt(usable)

@@ -9,7 +9,7 @@ from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.media.image.files import OPENERS
+from mmdeploy_llm.media.image.files import OPENERS, is_managed
 from mmdeploy_llm.media.image.modes import to_rgb
 
 from .timeline import Timeline, check_duration, check_size, digest_of
@@ -49,7 +49,7 @@ class Animation:
             duration=end,
             is_constant=max(lengths) - min(lengths) < 1e-6,
         )
-        self.digest = digest_of(blob, limits)
+        self.digest, self._is_managed = digest_of(blob, limits), is_managed(limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo. Frames build on each other, so the last good frame replaces those after
@@ -59,7 +59,7 @@ class Animation:
         for index in indices:
             try:
                 opened.seek(index + self._num_hidden)
-                latest = to_rgb(opened.copy())
+                latest = to_rgb(opened.copy(), is_managed=self._is_managed)
             except Exception as error:  # codecs raise anything for broken data
                 if latest is None:
                     raise self._broken(error) from None

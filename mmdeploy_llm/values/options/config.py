@@ -377,14 +377,16 @@ class MediaOptions(FrozenParams, defer_build=True):
     pixels: Annotated[
         Literal["square", "as-stored"],
         Flag(
-            "Shape of a video whose pixels are not square. square: as players show it; as-stored:"
+            "Shape of videos whose pixels are not square, and colours of images with an ICC "
+            "profile. square: as players and browsers show them; as-stored:"
             " as transformers reads it.",
             is_rare=True,
         ),
     ] = Field(
         default="square",
-        description="shape of a video whose pixels are not square: `square` stretches the frames "
-        "as players do; `as-stored` leaves them, as transformers does",
+        description="shape of videos whose pixels are not square, and colours of images with an "
+        "ICC profile: `square` stretches the frames as players do and converts the colours to sRGB "
+        "as browsers do; `as-stored` leaves both, as transformers does",
     )
     mm_processor_kwargs: Mapping[str, Any] | None = Field(
         default=None,

@@ -132,8 +132,9 @@ class EngineFlags(TypedDict, total=False):
         str,
         Flag(
             help=(
-                "Shape of a video whose pixels are not square. square: as players show it; "
-                "as-stored: as transformers reads it."
+                "Shape of videos whose pixels are not square, and colours of images with an "
+                "ICC profile. square: as players and browsers show them; as-stored: as "
+                "transformers reads it."
             ),
             is_rare=True,
         ),

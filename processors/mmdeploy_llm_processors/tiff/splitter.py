@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
@@ -90,6 +91,7 @@ class Pages(PageParts):
             )
         source: Any = with_first(self._blob, directory)
         if self._turn:
-            image = decode_image(source, self._limits).image
-            source = image.rotate(-self._turn, expand=True)  # by right angles: no pixel changes
+            made = decode_image(source, self._limits)
+            turned = made.image.rotate(-self._turn, expand=True)  # by right angles: exactly
+            source = replace(made, image=turned, digest=f"{made.digest} {self._turn}")
         return SplitPart(source=source, label=self.label(place))
