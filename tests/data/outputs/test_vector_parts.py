@@ -102,7 +102,7 @@ def test_an_npy_output_has_one_size(tmp_path: Path) -> None:
         (lambda data: data.replace(b'"id": "item 1"', b'"id": [2]     '), "line 1 is no record"),
         (lambda data: data.replace(b"<f4", b"<i4"), "its array is int32"),
         (lambda data: data.replace(b"<f4", b"|O "), "not a .npy file|Python objects"),
-        (lambda data: data[:140] + b"\x11\x22\x33\x44" + data[144:], "not the one that was written"),
+        (lambda data: data[:140] + b"\x11\x22\x33\x44" + data[144:], "not the one that was"),
     ],
 )
 def test_a_damaged_npy_part_is_told(
