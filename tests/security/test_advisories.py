@@ -279,7 +279,7 @@ def test_template_from_request_cve_2026_5760_pysec_2026_2013(real):
         "{{ '{0.__class__}'.format(messages) }}",
         "{{ messages|map(attribute='__class__')|list|first|attr('__mro__') }}",
     ):
-        with pytest.raises(RequestError, match=r"SecurityError|UndefinedError|no tokens"):
+        with pytest.raises(RequestError, match=r"SecurityError|UndefinedError|not in the prompt"):
             real().accept({"messages": messages, "chat_template": attack}, SamplingParams())
 
 

@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -112,7 +113,7 @@ def test_nothing_on_the_terminal():
         aside.file.getvalue(),
         batch_summary(
             BatchSummary(
-                sink=None,
+                sink=SimpleNamespace(notes=lambda: (EVIL,)),
                 ending="done",
                 run=RunCounts(num_done=1),
                 num_before=0,

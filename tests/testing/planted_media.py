@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 import mmdeploy_llm.media.image.decode as decode
 import mmdeploy_llm.media.image.files as files
 import mmdeploy_llm.media.pixels.patches as patches
-import mmdeploy_llm.media.video.container as container
+import mmdeploy_llm.media.video.timeline as timeline
 from mmdeploy_llm.media.image.decode import ImageDecoder
 
 PART = 2**16  # bytes that a digest of a part reads
@@ -435,7 +435,7 @@ PLANTS = {
     "pixels not contiguous": (
         IMAGE, pixels(lambda x: x.t().contiguous().t()), "tensors_are_ready"),
     "digest of a part of a video": (
-        VIDEO, wrapped(container, "blake2b", lambda _: PartOfVideo), "keys_change_with_every_byte"),
+        VIDEO, wrapped(timeline, "blake2b", lambda _: PartOfVideo), "keys_change_with_every_byte"),
     "digest of a part of each frame": (
         VIDEO, wrapped(ImageDecoder, "digest", of_a_part_of_a_frame),
         "keys_change_with_every_byte"),
