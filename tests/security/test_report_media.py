@@ -38,7 +38,7 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/media/loading/splitting.py": "bytes in memory, by a plugin's splitter",
     "mmdeploy_llm/data/outputs/exports/boxes.py": "the file or folder that the caller names",
     "mmdeploy_llm/data/outputs/exports/export.py": "the file that the caller names",
-    "mmdeploy_llm/data/outputs/exports/imagefolder.py": "first bytes of pictures that were exported",
+    "mmdeploy_llm/data/outputs/exports/imagefolder.py": "the folder that the caller names",
     "mmdeploy_llm/data/outputs/exports/pictures.py": "the folder that the caller names",
     "mmdeploy_llm/data/files/kinds.py": "first bytes of the files of the input",
     "mmdeploy_llm/data/files/skipped.py": "the list that the caller names",
