@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 MAX_WHEEL_BYTES = 20 * 2**20
 # Most of a library are products: of rows in two types by weights of ten kinds, each for blocks of
 # rows of several sizes.
-MAX_LIBRARY_BYTES = 3 * 2**19
+MAX_LIBRARY_BYTES = 13 * 2**17
 PLATFORMS = set(prebuilt.PLATFORMS.values())
 PLATFORM_HERE = prebuilt.PLATFORMS.get((sys.platform, platform.machine()))
 
