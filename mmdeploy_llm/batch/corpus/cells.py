@@ -7,7 +7,6 @@ bytes | a path, URL or data: URL | base64 | {"bytes", "path", ...} | a struct wi
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -122,7 +121,7 @@ def _of_base64(text: str, kinds: KindTable) -> Any:
         if len(text) < HEAD or kind_of_bytes(head, kinds) is None or not BASE64.fullmatch(text):
             return text
         return base64.b64decode(text)
-    except (ValueError, binascii.Error):
+    except ValueError:
         return text
 
 
@@ -143,5 +142,6 @@ def _numbers(value: Sequence[Any], kinds: KindTable) -> Any:
     if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
         return array.astype(np.float32) if array.dtype.kind == "f" else array
     data = array.astype(np.uint8)
-    is_file = array.ndim == 1 and kind_of_bytes(data.tobytes(), kinds) is not None
-    return data.tobytes() if is_file else data
+    if array.ndim == 1 and kind_of_bytes(blob := data.tobytes(), kinds) is not None:
+        return blob
+    return data

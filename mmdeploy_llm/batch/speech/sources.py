@@ -15,7 +15,8 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import partial
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from mmdeploy_llm.data.records.configuration import Configuration, differences
 from mmdeploy_llm.data.records.identity import file_state
 from mmdeploy_llm.errors import ConfigError
 
+from .writing import write
+
 SUFFIX = ".source"
 MAX_BYTES = 2**22
-BLOCK = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +69,7 @@ class Sources:
             "values": dict(made_by.values),
         }
         known = {**self._read(), **dict.fromkeys(names, entry)}
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text(json.dumps(known, indent=1, default=repr) + "\n", "utf-8")
-        os.replace(partial, self._path)
+        write(self._path, json.dumps(known, indent=1, default=repr) + "\n")
 
     def _is_of(self, entry: Mapping[str, Any], path: Path) -> bool:
         state = file_state(str(path))
@@ -106,11 +106,8 @@ class Sources:
 def digest_of_file(path: Path) -> str | None:
     """Returns the digest of a file's bytes, as SoundDecoder has it; None for one that cannot be
     read."""
-    hasher = blake2b(digest_size=20)
     try:
         with open(path, "rb") as file:
-            while block := file.read(BLOCK):
-                hasher.update(block)
+            return file_digest(file, partial(blake2b, digest_size=20)).hexdigest()
     except OSError:
         return None
-    return hasher.hexdigest()
