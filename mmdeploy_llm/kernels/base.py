@@ -36,8 +36,9 @@ Quantization = QuantizationName  # how weights are rounded when they are packed
 class PackedWeight(Protocol):
     """A weight [n, k] in the layout that the kernels read."""
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]."""
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]. dtype: of the result, float32 or, for None, that of x;
+        sums are in float32 and are rounded to it."""
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows by indices [T] int64, contiguous: [T, k] in `dtype`, which is that of the

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.kernels.plain import quick_gelu
     from mmdeploy_llm.layers.basic.experts import Experts
     from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
-    from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear
+    from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear, keep_sums
     from mmdeploy_llm.layers.basic.mlp import MLP, Activation, GatedMLP
     from mmdeploy_llm.layers.basic.norm import LateRMSNorm, LayerNorm, RMSNorm, ZeroCenteredRMSNorm
     from mmdeploy_llm.layers.basic.rotary import (
@@ -120,6 +120,7 @@ __all__ = [
     "frame_lengths",
     "grid_positions",
     "in_blocks",
+    "keep_sums",
     "layer_rotaries",
     "layer_windows",
     "media_grid",
@@ -187,6 +188,7 @@ _HOMES = {
     "frame_lengths": ".vision",
     "grid_positions": ".vision",
     "in_blocks": ".plain_vision",
+    "keep_sums": ".basic.linear",
     "layer_rotaries": ".from_config",
     "layer_windows": ".from_config",
     "media_grid": ".grid_lm",

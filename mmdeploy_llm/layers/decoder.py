@@ -30,7 +30,13 @@ from mmdeploy_llm.forward import (
     StateContext,
 )
 from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
-from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.layers.basic.linear import (
+    Embedding,
+    Linear,
+    MergedLinear,
+    empty_parameter,
+    keep_sums,
+)
 from mmdeploy_llm.layers.basic.mapped_weights import MappedWeights
 from mmdeploy_llm.layers.basic.mlp import MLP, GatedMLP
 from mmdeploy_llm.layers.basic.norm import LayerNorm, NoNorm, RMSNorm
@@ -337,6 +343,8 @@ class CausalLM(MappedWeights, nn.Module):
         if not config.is_tied:
             size = config.hidden_size
             self.lm_head = Linear(size, config.vocab_size, bias=config.head_bias)
+        if not self.is_embedder:
+            keep_sums(self.lm_head or self.model.embed_tokens)
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -374,7 +382,7 @@ class CausalLM(MappedWeights, nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
+        """Multiplies by the output head, [N, hidden] -> [N, vocab] float32."""
         head = self.model.embed_tokens.product if self.lm_head is None else self.lm_head
         logits: Tensor = head(hidden)
         if self.logit_scale != 1:

@@ -19,7 +19,6 @@ from mmdeploy_llm.layers import (
     quick_gelu,
     sectioned_axes,
 )
-from mmdeploy_llm.layers.basic import linear
 from mmdeploy_llm.layers.basic import mlp as mlp_module
 from mmdeploy_llm.layers.basic.experts import Experts
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig, Router
@@ -256,9 +255,9 @@ def test_a_dtype_on_a_cpu_without_it(monkeypatch, has_bias, shape, dtype):
     x, weight = torch.randn(shape).to(dtype), torch.randn(20, 24).to(dtype)
     bias = torch.randn(20).to(dtype) if has_bias else None
     expected = F.linear(x, weight, bias)
-    monkeypatch.setattr(linear, "has_product", lambda _: False)
-    monkeypatch.setattr(linear, "WIDE_VALUES", 8 * 24)
-    monkeypatch.setattr(linear, "MIN_WIDE_ROWS", 1)
+    monkeypatch.setattr(plain, "has_product", lambda _: False)
+    monkeypatch.setattr(plain, "WIDE_VALUES", 8 * 24)
+    monkeypatch.setattr(plain, "MIN_WIDE_ROWS", 1)
     dtypes, multiply = [], F.linear
 
     def watched(x, *args):
@@ -266,7 +265,7 @@ def test_a_dtype_on_a_cpu_without_it(monkeypatch, has_bias, shape, dtype):
         return multiply(x, *args)
 
     monkeypatch.setattr(F, "linear", watched)
-    found = linear.plain_linear(x, weight, bias)
+    found = plain.linear(x, weight, bias)
     torch.testing.assert_close(found, expected, atol=0.05, rtol=2**-7)
     assert dtypes == ([dtype] if len(x) == 1 else [torch.float32] * 3)
 

@@ -113,11 +113,11 @@ class Watched:
         """See PackedWeight."""
         return self.inner.rows(indices, dtype)
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """See PackedWeight."""
         wide = x.float()
         self.moments.addmm_(wide.T, wide)
-        return self.inner.product(x, bias)
+        return self.inner.product(x, bias, dtype)
 
 
 @contextmanager

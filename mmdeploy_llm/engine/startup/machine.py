@@ -12,7 +12,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import TORCH, Kernels, cuda
 from mmdeploy_llm.kernels import cpu as native
 from mmdeploy_llm.kernels.cpu import NumaNode, Placement
-from mmdeploy_llm.layers.basic.linear import has_product
+from mmdeploy_llm.kernels.plain import has_product
 from mmdeploy_llm.system.portable import cgroups
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.runtime_config import MachineLimits

@@ -84,12 +84,19 @@ class CodedProducts(Library):
             bits=bits, k=k, group_size=group_size, units=units, scales=scales, zeros=zeros
         )
 
-    def linear_codes(self, x: Tensor, weight: CodedPanels, bias: Tensor | None) -> Tensor:
-        """Multiplies `x` [T, k] -> [T, n]. bias: [n] of x's dtype."""
+    def linear_codes(
+        self,
+        x: Tensor,
+        weight: CodedPanels,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Multiplies `x` [T, k] -> [T, n]. bias: [n] of x's dtype. dtype: see PackedWeight."""
         assert x.shape[1] == weight.k, f"rows of {x.shape[1]} values times {weight.k} columns"
-        out = self._empty((x.shape[0], weight.n), dtype=x.dtype)
+        out = self._empty((x.shape[0], weight.n), dtype=dtype or x.dtype)
         self._library.linear_codes(
             dtype=x.dtype,
+            out_dtype=out.dtype,
             bits=weight.bits,
             scale_form=weight.scale_form,
             is_float8=weight.is_float8,
@@ -163,11 +170,12 @@ class CodedPanels:
         self.scales = kernels.pack_units(words)
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]. Brings its values into the order of the codes before."""
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]; see PackedWeight. Brings its values into the order of the
+        codes before."""
         if self._columns is not None:
             x = self._kernels.take_columns(x, self._columns)
-        return self._kernels.linear_codes(x, self, bias)
+        return self._kernels.linear_codes(x, self, bias, dtype)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""

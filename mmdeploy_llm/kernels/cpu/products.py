@@ -53,13 +53,21 @@ class Products(CodedProducts):
         packed = self.pack_units(weight.view(torch.int32))
         return packed.view(weight.dtype).view(*packed.shape, -1)
 
-    def linear_float(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
+    def linear_float(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        n: int,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Multiplies `x` [T, k] by packed weights of its dtype, float32 or bf16 -> [T, n]. bias:
-        [n] of that dtype."""
+        [n] of that dtype. dtype: see PackedWeight."""
         assert x.dtype is packed.dtype, f"{x.dtype} times packed {packed.dtype}"
-        out = self._empty((x.shape[0], n), dtype=x.dtype)
+        out = self._empty((x.shape[0], n), dtype=dtype or x.dtype)
         self._library.linear(
             dtype=x.dtype,
+            out_dtype=out.dtype,
             x=x,
             x_stride=x.stride(0),
             packed=packed,
@@ -73,7 +81,13 @@ class Products(CodedProducts):
         return out
 
     def linear_wide(
-        self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None, scales: Tensor | None = None
+        self,
+        x: Tensor,
+        packed: Tensor,
+        n: int,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """Multiplies as `linear_float` does in bf16, or with the `scales` of int8 as `linear_s8`
         does, by torch's float32 product and a wide copy of some panels at a time. Rounds as those
@@ -93,7 +107,7 @@ class Products(CodedProducts):
         if scales is not None:
             own, shifts = scales
             out.mul_(own).addr_(wide.sum(1), shifts)
-        return (out if bias is None else out.add_(bias)).to(x.dtype)
+        return (out if bias is None else out.add_(bias)).to(dtype or x.dtype)
 
     def _round_groups(self, x: Tensor) -> Tensor:
         """Returns x [T, k] in float32, rounded as `linear_s8` rounds it."""
@@ -179,13 +193,22 @@ class Products(CodedProducts):
         )
         return rounded, scales
 
-    def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_s8(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scales: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """Multiplies `x` [T, k], quantised with a scale for every 128 values of a row, by packed
-        weights -> [T, n]. scales: see quantize_rows, contiguous. bias: [n] of x's dtype."""
+        weights -> [T, n]. scales: see quantize_rows, contiguous. bias: [n] of x's dtype.
+        dtype: see PackedWeight."""
         assert scales.is_contiguous()
-        out = self._empty((x.shape[0], scales.shape[1]), dtype=x.dtype)
+        out = self._empty((x.shape[0], scales.shape[1]), dtype=dtype or x.dtype)
         self._library.linear_s8(
             dtype=x.dtype,
+            out_dtype=out.dtype,
             x=x,
             x_stride=x.stride(0),
             packed=packed,
@@ -212,14 +235,14 @@ class FloatWeight:
             weight = F.pad(weight, (0, self._padding))
         self._panels = kernels.pack_float(weight.contiguous())  # [n / 64, k / unit, 64, unit]
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] of the weight's dtype -> [T, n]."""
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies x [T, k] of the weight's dtype -> [T, n]; see PackedWeight."""
         if self._padding:
             x = F.pad(x, (0, self._padding))
         is_bf16 = x.dtype is torch.bfloat16
         if is_bf16 and x.shape[0] >= MANY_ROWS and self._kernels.leaves_many_rows_to_torch:
-            return self._kernels.linear_wide(x, self._panels, self._num_rows, bias)
-        return self._kernels.linear_float(x, self._panels, self._num_rows, bias)
+            return self._kernels.linear_wide(x, self._panels, self._num_rows, bias, dtype)
+        return self._kernels.linear_float(x, self._panels, self._num_rows, bias, dtype)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]. dtype: that of the weight."""
@@ -242,11 +265,11 @@ class S8Weight:
         self.group_size = self.k
         self.units, self.scales = kernels.rounded_panels(weight.contiguous())
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]."""
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]; see PackedWeight."""
         if x.shape[0] >= MANY_S8_ROWS and self._kernels.leaves_many_rows_to_torch:
-            return self._kernels.linear_wide(x, self.units, self.n, bias, self.scales)
-        return self._kernels.linear_s8(x, self.units, self.scales, bias)
+            return self._kernels.linear_wide(x, self.units, self.n, bias, dtype, self.scales)
+        return self._kernels.linear_s8(x, self.units, self.scales, bias, dtype)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""

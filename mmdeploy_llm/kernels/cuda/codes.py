@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmdeploy_llm.kernels import plain
 from mmdeploy_llm.kernels.coded import Bits, CodedWeight
 
 FEW_ROWS = 32  # of x, which read the codes
@@ -99,7 +99,7 @@ def _few_rows(
         bias = tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)
         total += bias[None, :]
     places = out_ptr + rows[:, None] * n + outputs[None, :]
-    tl.store(places, total.to(dtype), mask=is_row[:, None] & is_output[None, :])
+    tl.store(places, total.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
 @triton.jit
@@ -149,10 +149,12 @@ class DeviceCodes:
     offsets: Tensor | None = None
     is_float8: bool = False
 
-    def multiplied(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies few rows, x [T, k] -> [T, n], by the codes."""
+    def multiplied(
+        self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Multiplies few rows, x [T, k] -> [T, n], by the codes; see PackedWeight."""
         n = self.data.shape[0]
-        out = x.new_empty(x.shape[0], n)
+        out = x.new_empty(x.shape[0], n, dtype=dtype)
         grid = triton.cdiv(n, TILE_OUTPUTS), triton.cdiv(x.shape[0], TILE_ROWS)
         _few_rows[grid](
             x, x.stride(0), self.data, self.scales, self._offsets, x if bias is None else bias,
@@ -209,13 +211,13 @@ class CudaCodes:
         )
         self._columns = None if weight.columns is None else weight.columns.to(device)
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]."""
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]; see PackedWeight."""
         if self._columns is not None:
             x = x[:, self._columns]
         if x.shape[0] <= FEW_ROWS:
-            return self._codes.multiplied(x, bias)
-        return F.linear(x, self._codes.dequantized(x.dtype), bias)
+            return self._codes.multiplied(x, bias, dtype)
+        return plain.linear(x, self._codes.dequantized(x.dtype), bias, dtype)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""

@@ -13,11 +13,11 @@ Shapes: x has T rows, the weight is [n, k]; totals [T] are the sums of the round
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmdeploy_llm.kernels import plain
 from mmdeploy_llm.kernels.coded import CodedWeight
 
 from .codes import FEW_ROWS, MAX_TILE, DeviceCodes
@@ -114,16 +114,16 @@ class Int8Rows:
         self._shifts = None if shifts is None else shifts.to(device)
         self._has_product = n % MULTIPLE == 0 and k % MULTIPLE == 0
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]. Of sizes for which torch has no int8 product the weight is
-        dequantised for many rows."""
+    def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]; see PackedWeight. Of sizes for which torch has no
+        int8 product the weight is dequantised for many rows."""
         if x.shape[0] <= FEW_ROWS:
-            return self._codes.multiplied(x, bias)
+            return self._codes.multiplied(x, bias, dtype)
         if not self._has_product:
-            return F.linear(x, self._codes.dequantized(x.dtype), bias)
+            return plain.linear(x, self._codes.dequantized(x.dtype), bias, dtype)
         rounded, x_scales, totals = round_rows(x)
         sums = torch._int_mm(rounded, self._codes.data.t())
-        out = torch.empty(sums.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty(sums.shape, dtype=dtype or x.dtype, device=x.device)
         grid = out.shape[0], triton.cdiv(out.shape[1], BLOCK)
         shifts = x_scales if self._shifts is None else self._shifts  # a pointer that is not read
         _scale_sums[grid](

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.kernels import plain
 from mmdeploy_llm.kernels.low_rank import ExpertChanges, LowRankTable
-
-from .linear import plain_linear
 
 NO_SLOT = -1
 
@@ -138,7 +137,7 @@ class MatrixAdapters:
         if not self.step.active.isdisjoint(self.weights):
             self._replace(flat, rows, bias, slots)
         if self.table is not None:
-            self.table.add(flat, rows, slots)
+            self.table.add(flat, rows.to(flat.dtype), slots)
         return out
 
     def _replace(self, out: Tensor, x: Tensor, bias: Tensor | None, slots: Tensor) -> None:
@@ -147,7 +146,7 @@ class MatrixAdapters:
             for own in self.weights[slot]:
                 columns = slice(own.start, own.start + len(own.values))
                 part = None if bias is None else bias[columns]
-                out[rows, columns] = plain_linear(x[rows], own.values.flatten(1), part)
+                out[rows, columns] = plain.linear(x[rows], own.values.flatten(1), part, out.dtype)
 
     def of_rows(self, rows: slice | Tensor) -> object:
         """See ActiveAdapters."""

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels import ActivationName, Gates, Kernels, Quantization
+from mmdeploy_llm.kernels import ActivationName, Gates, Kernels, Quantization, plain
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.kernels.mixtures import Mixture
 from mmdeploy_llm.kernels.packed_pairs import PackedPairs
 from mmdeploy_llm.values.options.weight_formats import rounds_inputs
 
 from .kernel_layer import KernelLayer
-from .linear import emptied, empty_parameter, of_rows, plain_linear
+from .linear import emptied, empty_parameter, of_rows
 from .mlp import Activation, gated
 from .recordings import MAX_RECORDED_ROWS
 
@@ -145,7 +145,7 @@ class Experts(PackedPairs, KernelLayer):
     def own_product(self, name: str, expert: int, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies by one matrix of one expert, without adapters."""
         if self._packed is None:
-            return plain_linear(x, self.get_parameter(name)[expert], bias)
+            return plain.linear(x, self.get_parameter(name)[expert], bias)
         packed = self._packed[expert][name == "down_proj"]
         return packed.product(x, bias)
 

@@ -9,11 +9,10 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
+from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization, plain
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.values.options.weight_formats import rounds_inputs
 
@@ -46,31 +45,6 @@ def check_finite(path: str, module: nn.Module) -> None:
             )
 
 
-# A weight is widened in parts of this many values, which stay in the cache and in freed memory that
-# is used again, or of this many rows, fewer of which make slow products.
-WIDE_VALUES = 2**20
-MIN_WIDE_ROWS = 512
-
-
-def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [..., k] by `weight` [n, k] in plain torch. On a CPU where torch has no product
-    in the dtype it multiplies in float32, which has the same result up to rounding and is up to
-    hundreds of times faster for more than one row."""
-    if x.numel() == x.shape[-1] or not x.is_cpu or has_product(x.dtype):
-        return F.linear(x, weight, bias)
-    wide, num_rows = x.float(), max(MIN_WIDE_ROWS, WIDE_VALUES // weight.shape[1])
-    parts = [F.linear(wide, part.float()) for part in torch.split(weight, num_rows)]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-    return (out if bias is None else out.add_(bias)).to(x.dtype)
-
-
-def has_product(dtype: torch.dtype) -> bool:
-    """Whether torch's products on this CPU use instructions for `dtype`."""
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is not torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
 class Adapted(Protocol):
     """Holds what adapters change of one matrix, or of a stack of experts."""
 
@@ -95,9 +69,14 @@ def of_rows(rows: slice | Tensor, *modules: Any) -> AbstractContextManager[None]
 
 class Matrix(nn.Module):
     """A weight [n, k] to multiply by; k may be several axes. Once it is packed, `weight` is empty:
-    [0, k], of the same dtype. is_exact: whether the weight is never rounded."""
+    [0, k], of the same dtype.
+
+    is_exact: whether the weight is never rounded.
+    out_dtype: of products, float32 for an output head, see `keep_sums`; None: that of x.
+    """
 
     is_exact = False
+    out_dtype: torch.dtype | None = None
     adapted: Adapted | None = None  # set while adapters change it
 
     def __init__(self, n: int, k: int) -> None:
@@ -129,11 +108,11 @@ class Matrix(nn.Module):
     def own_product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies as `product` does, without adapters."""
         if self.packed is None:
-            return plain_linear(x, self.weight.flatten(1), bias)
+            return plain.linear(x, self.weight.flatten(1), bias, self.out_dtype)
         if x.shape[-1] != self.weight.shape[-1]:  # the kernels read as far as the weight reaches
             raise ValueError(f"rows of {x.shape[-1]} values times {tuple(self.weight.shape[1:])}")
         flat = x.reshape(-1, x.shape[-1])
-        return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
+        return self.packed.product(flat, bias, self.out_dtype).view(*x.shape[:-1], -1)
 
     def packed_parts(self) -> Mapping[str, PackedWeight]:
         """Returns the packed weight, if there is one, by a name."""
@@ -187,6 +166,13 @@ class Embedding(Matrix, KernelLayer):
         if self.packed is not None:
             return self.packed.rows(token_ids, self.weight.dtype)
         return self.kernels.look_up(self.weight, token_ids)
+
+
+def keep_sums(head: Matrix) -> None:
+    """Has an output head return its sums in float32, unrounded. In bfloat16 the two largest of the
+    logits are equal in one of twenty tokens of a small model, and the order of the vocabulary
+    chose between them."""
+    head.out_dtype = torch.float32
 
 
 class MergedLinear(Linear):

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import ActivationName
+from mmdeploy_llm.kernels import ActivationName, plain
 from mmdeploy_llm.kernels.plain import ACTIVATIONS, row_chunks
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, MergedLinear, of_rows, plain_linear
+from .linear import Linear, MergedLinear, of_rows
 
 AnyActivation = ActivationName
 # Values in an intermediate result; see kernels/plain.py.
@@ -81,7 +81,7 @@ class GatedMLP(KernelLayer):
         weights = self.gate_up_proj.weight.chunk(2)
         bias = self.gate_up_proj.bias
         biases = (None, None) if bias is None else bias.chunk(2)
-        gate, up = (plain_linear(x, *pair) for pair in zip(weights, biases, strict=True))
+        gate, up = (plain.linear(x, *pair) for pair in zip(weights, biases, strict=True))
         return F.silu(gate, inplace=True).mul_(up)
 
 

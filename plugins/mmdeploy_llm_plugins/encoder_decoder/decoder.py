@@ -24,7 +24,15 @@ from mmdeploy_llm.caches import CrossKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.layers import MLP, Embedding, KernelLayer, LayerNorm, Linear, MergedLinear
+from mmdeploy_llm.layers import (
+    MLP,
+    Embedding,
+    KernelLayer,
+    LayerNorm,
+    Linear,
+    MergedLinear,
+    keep_sums,
+)
 from mmdeploy_llm.weights.map import Replacement, Target, WeightMap
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
@@ -238,6 +246,7 @@ class EncoderDecoderLM(nn.Module):
         self.lm_head: Linear | None = None
         if not config.is_tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        keep_sums(self.lm_head or self.decoder.embed_tokens)
         self.cross = config.cross
         self.num_layers, self.hidden_size = config.num_layers, config.hidden_size
         self.num_kv_heads, self.head_dim = config.num_heads, config.head_dim
@@ -269,7 +278,7 @@ class EncoderDecoderLM(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
+        """Multiplies by the output head, [N, hidden] -> [N, vocab] float32."""
         head = self.decoder.embed_tokens.product if self.lm_head is None else self.lm_head
         out: Tensor = head(hidden)
         return out

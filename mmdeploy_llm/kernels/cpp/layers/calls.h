@@ -407,7 +407,8 @@ struct WidenPanels {
 // out = x w^T + bias with weights in float or bf16, see gemm.h. The product prefetches the weights
 // of the one that comes after it, if these are known.
 struct Linear {
-    int32_t dtype;
+    int32_t dtype;      // of x and bias
+    int32_t out_dtype;  // that, or float32
     const void* x;  // [rows][k]
     int64_t x_stride;
     const void* packed;  // [n / 64][k / values of a unit][64][values of a unit]
@@ -424,7 +425,8 @@ struct Linear {
 
 // The same with int8 weights and rows of x that are rounded to int8.
 struct LinearS8 {
-    int32_t dtype;  // of x, bias and out
+    int32_t dtype;      // of x and bias
+    int32_t out_dtype;  // that, or float32
     const void* x;  // [rows][k]
     int64_t x_stride;
     const void* packed;   // as PackS8 makes them
@@ -442,7 +444,8 @@ struct LinearS8 {
 
 // The same with weights in few bits, see codes.h.
 struct LinearCodes {
-    int32_t dtype;        // of x, bias and out
+    int32_t dtype;      // of x and bias
+    int32_t out_dtype;  // that, or float32
     int32_t bits;         // of a code: 4 or 8
     int32_t scale_form;   // of groups: with zeros 0, offsets 1; short with zeros 2, without 3
     int32_t is_float8;    // whether codes are floats of 8 bits

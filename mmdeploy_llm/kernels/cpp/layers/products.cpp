@@ -16,6 +16,12 @@ mm::Next next_of(const Args& args) {
     return {static_cast<const char*>(args.next_packed), args.next_row_bytes * mm::PANEL};
 }
 
+// Where a product is written.
+template <typename T, typename Args>
+mm::Result<T> result_of(Of<T>, const Args& args) {
+    return {args.out, args.out_dtype == FLOAT};
+}
+
 void run(const mm::LookUpCodes& args) {
     const mm::Groups groups(args.k, args.group, args.scale_form);
     by_dtype(args.dtype, [&](auto of) {
@@ -52,7 +58,7 @@ void run(const mm::Linear& args) {
         constexpr bool IS_FLOAT = std::is_same_v<typename decltype(of)::Type, float>;
         using Format = std::conditional_t<IS_FLOAT, mm::FloatFormat, mm::Bf16Format>;
         mm::linear<Format>(of.in(args.x), args.x_stride, args.packed, of.in(args.bias),
-                           of.out(args.out), args.rows, args.n, args.k, args.num_threads,
+                           result_of(of, args), args.rows, args.n, args.k, args.num_threads,
                            next_of(args));
     });
 }
@@ -60,7 +66,7 @@ void run(const mm::Linear& args) {
 void run(const mm::LinearS8& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::linear_s8(of.in(args.x), args.x_stride, Of<uint8_t>::in(args.packed), args.scales,
-                      of.in(args.bias), of.out(args.out), args.rows, args.n, args.k,
+                      of.in(args.bias), result_of(of, args), args.rows, args.n, args.k,
                       args.num_threads, next_of(args));
     });
 }
@@ -71,7 +77,7 @@ void run(const mm::LinearCodes& args) {
         const auto multiply = [&](auto format) {
             mm::linear_codes<decltype(format)>(
                 of.in(args.x), args.x_stride, args.packed, Of<uint32_t>::in(args.scales), groups,
-                of.in(args.bias), of.out(args.out), args.rows, args.n, args.k, args.num_threads,
+                of.in(args.bias), result_of(of, args), args.rows, args.n, args.k, args.num_threads,
                 next_of(args));
         };
         mm::with_codes<typename decltype(of)::Type>(args.bits, args.is_float8 != 0,

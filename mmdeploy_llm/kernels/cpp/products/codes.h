@@ -178,8 +178,8 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& 
 // x [rows][k], out [rows][n], bias [n] or null.
 template <typename Format, typename T>
 void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_t* scales,
-                  const Groups& groups, const T* bias, T* out, int64_t rows, int64_t n, int64_t k,
-                  int num_threads, const Next& next = {}) {
+                  const Groups& groups, const T* bias, const Result<T>& out, int64_t rows,
+                  int64_t n, int64_t k, int num_threads, const Next& next = {}) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
     static std::atomic<int64_t> num_products{0};
     const int64_t product = ++num_products;
@@ -217,8 +217,10 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
         code_strip<Format, Format, num>(arranged, row, own, groups, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num,
-                  Format::POWERS ? arranged.row_scales[row] : 1.0f);
+        out.at(row * n + first, [&](auto* to) {
+            write_row(to, sums, bias == nullptr ? nullptr : bias + first, num,
+                      Format::POWERS ? arranged.row_scales[row] : 1.0f);
+        });
     };
     Reading reading = CODE_READING;
     reading.beside = reinterpret_cast<const char*>(scales);

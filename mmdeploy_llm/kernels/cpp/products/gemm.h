@@ -273,22 +273,36 @@ struct RowsOf {
     }
 };
 
-// out [num] = sums times `scale`, plus `bias` unless it is null.
+// Where a product is written: [rows][n] in T, or in float32, which keeps what T would round away.
 template <typename T>
-MM_INLINE void write_row(T* out, const float* sums, const T* bias, int64_t num, float scale = 1.0f) {
+struct Result {
+    void* values;
+    bool is_float;
+
+    // Calls write(pointer to value `first` of a row).
+    template <typename Write>
+    MM_INLINE void at(int64_t first, const Write& write) const {
+        if (is_float) return write(static_cast<float*>(values) + first);
+        write(static_cast<T*>(values) + first);
+    }
+};
+
+// out [num] = sums times `scale`, plus `bias` unless it is null.
+template <typename Out, typename T>
+MM_INLINE void write_row(Out* out, const float* sums, const T* bias, int64_t num, float scale = 1.0f) {
     if (bias == nullptr) {
 #pragma omp simd
-        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] * scale);
+        for (int64_t c = 0; c < num; ++c) out[c] = store<Out>(sums[c] * scale);
     } else {
 #pragma omp simd
-        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] * scale + load(bias[c]));
+        for (int64_t c = 0; c < num; ++c) out[c] = store<Out>(sums[c] * scale + load(bias[c]));
     }
 }
 
 // x [rows][k], k a multiple of a unit's values; bias [n] or null; out [rows][n].
 template <typename Format, typename T>
-void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* out, int64_t rows,
-            int64_t n, int64_t k, int num_threads, const Next& next = {}) {
+void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, const Result<T>& out,
+            int64_t rows, int64_t n, int64_t k, int num_threads, const Next& next = {}) {
     constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(typename Format::X);  // of a unit
     const RowsOf<typename Format::X, T> own(x, x_stride, rows, k, num_threads);
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
@@ -297,7 +311,9 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
                                  part, count, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
+        out.at(row * n + first, [&](auto* to) {
+            write_row(to, sums, bias == nullptr ? nullptr : bias + first, num);
+        });
     };
     multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
 }
@@ -430,8 +446,8 @@ void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* 
 // x [rows][k], out [rows][n], row_scales [2][n] as of quantize_rows, bias (or null) [n].
 template <typename T>
 void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* row_scales,
-               const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads,
-               const Next& next = {}) {
+               const T* bias, const Result<T>& out, int64_t rows, int64_t n, int64_t k,
+               int num_threads, const Next& next = {}) {
     QuantizedRows quantized(rows, k);
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
@@ -444,14 +460,16 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
         s8_strip<num>(quantized, row, unit, part, count, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        T* result = out + row * n + first;
         const float *scales = row_scales + first, *shifts = row_scales + n + first;
         const float total = quantized.totals[row];
+        out.at(row * n + first, [&](auto* to) {
+            using Out = std::remove_reference_t<decltype(*to)>;
 #pragma omp simd
-        for (int64_t c = 0; c < num; ++c) {
-            const float offset = bias == nullptr ? 0.0f : load(bias[first + c]);
-            result[c] = store<T>(sums[c] * scales[c] + (total * shifts[c] + offset));
-        }
+            for (int64_t c = 0; c < num; ++c) {
+                const float offset = bias == nullptr ? 0.0f : load(bias[first + c]);
+                to[c] = store<Out>(sums[c] * scales[c] + (total * shifts[c] + offset));
+            }
+        });
     };
     multiply(packed, rows, n, units, num_threads, next, strip, write);
 }

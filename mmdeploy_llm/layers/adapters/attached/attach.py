@@ -223,7 +223,8 @@ class Blueprint:
         return shared(placed, share.ranges, axis)
 
     def _dtype_of(self, module: nn.Module, name: str) -> torch.dtype:
-        return dtype_of(module, name, self._dtype)
+        """Returns the dtype of a change: that of the product that it is added to."""
+        return getattr(module, "out_dtype", None) or dtype_of(module, name, self._dtype)
 
     def _lookups(self, adapter: Adapter) -> Mapping[str, Lookup]:
         found: dict[str, Lookup] = {}
