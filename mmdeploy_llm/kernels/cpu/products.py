@@ -86,8 +86,8 @@ class Products(CodedProducts):
         packed: Tensor,
         n: int,
         bias: Tensor | None,
-        dtype: torch.dtype | None = None,
         scales: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Multiplies as `linear_float` does in bf16, or with the `scales` of int8 as `linear_s8`
         does, by torch's float32 product and a wide copy of some panels at a time. Rounds as those
@@ -241,7 +241,7 @@ class FloatWeight:
             x = F.pad(x, (0, self._padding))
         is_bf16 = x.dtype is torch.bfloat16
         if is_bf16 and x.shape[0] >= MANY_ROWS and self._kernels.leaves_many_rows_to_torch:
-            return self._kernels.linear_wide(x, self._panels, self._num_rows, bias, dtype)
+            return self._kernels.linear_wide(x, self._panels, self._num_rows, bias, dtype=dtype)
         return self._kernels.linear_float(x, self._panels, self._num_rows, bias, dtype)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
@@ -268,7 +268,7 @@ class S8Weight:
     def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]; see PackedWeight."""
         if x.shape[0] >= MANY_S8_ROWS and self._kernels.leaves_many_rows_to_torch:
-            return self._kernels.linear_wide(x, self.units, self.n, bias, dtype, self.scales)
+            return self._kernels.linear_wide(x, self.units, self.n, bias, self.scales, dtype)
         return self._kernels.linear_s8(x, self.units, self.scales, bias, dtype)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:

@@ -227,7 +227,7 @@ void run_linear(int32_t dtype, int32_t threads) {
     auto x = random_values<T>(rows * k), bias = random_values<T>(n);
     auto scales = random_values<float>(2 * n);
     std::vector<T> out(rows * n);
-    const mm::LinearS8 product{dtype, x.data(), k, packed.data(), 0, scales.data(), bias.data(),
+    const mm::LinearS8 product{dtype, dtype, x.data(), k, packed.data(), 0, scales.data(), bias.data(),
                                out.data(), rows, n, k, packed.data(), k, threads};
     run(product);
     compare_alone("int8", product);
@@ -239,7 +239,7 @@ void run_linear(int32_t dtype, int32_t threads) {
     for (int64_t i = 0; i < rows * k; ++i) {
         whole[i] = i % k % 128 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
     }
-    run(mm::LinearS8{0, whole.data(), k, packed.data(), 0, ones.data(), nullptr, sums.data(), rows,
+    run(mm::LinearS8{0, 0, whole.data(), k, packed.data(), 0, ones.data(), nullptr, sums.data(), rows,
                      n, k, nullptr, 0, threads});
     compare<float, int8_t>("int8", whole.data(), weights.data(), nullptr, sums.data(), rows, n, k);
 }
@@ -250,7 +250,7 @@ void run_linear_float(int32_t threads) {
     auto bias = random_values<float>(n);
     std::vector<float> packed((n + 63) / 64 * 64 * k), out(rows * n);
     run(mm::PackUnits{weights.data(), n, k, 0, packed.data(), threads});
-    const mm::Linear product{0, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
+    const mm::Linear product{0, 0, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
                              packed.data(), k * 4, threads};
     run(product);
     compare("float", x.data(), weights.data(), bias.data(), out.data(), rows, n, k);
@@ -263,13 +263,21 @@ void run_linear_bf16(int32_t threads) {
     auto bias = random_values<bf16>(n);
     std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
     run(mm::PackUnits{weights.data(), n, k / 2, 0, packed.data(), threads});
-    const mm::Linear product{1, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
+    const mm::Linear product{1, 1, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
                              packed.data(), k * 2, threads};
     run(product);
     compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k);
     compare_alone("bf16", product);
-    run(mm::Linear{1, x.data(), k, packed.data(), 0, nullptr, out.data(), rows, n, k, nullptr, 0,
+    run(mm::Linear{1, 1, x.data(), k, packed.data(), 0, nullptr, out.data(), rows, n, k, nullptr, 0,
                    threads});
+    std::vector<float> kept(rows * n);
+    run(mm::Linear{1, 0, x.data(), k, packed.data(), 0, nullptr, kept.data(), rows, n, k, nullptr,
+                   0, threads});
+    for (int64_t i = 0; i < rows * n; ++i) {
+        if (mm::load(mm::store<bf16>(kept[i])) == mm::load(out[i])) continue;
+        std::printf("bf16: value %d is not the sum in float32, rounded\n", int(i));
+        std::exit(1);
+    }
     std::vector<float> wide(packed.size());
     run(mm::WidenPanels{2, packed.data(), (n + 63) / 64, k / 2, wide.data(), threads});
 }

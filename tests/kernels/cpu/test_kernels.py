@@ -573,3 +573,21 @@ def test_every_level(kernels_of_level):
     test_linear_wide_of_int8(kernels_of_level, torch.bfloat16, 1100, 36, True)
     test_integers_of_int8_are_exact(kernels_of_level, 6)
     test_silu_of_the_largest_values(kernels_of_level)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40, 200])
+@pytest.mark.parametrize("quantization", [None, "int8", "int8wo", "int4", "int4wo"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_sums_in_float32(kernels, has_bias, quantization, rows):
+    """A product in float32 is what the product in bfloat16 is rounded from."""
+    x, weight = (values(each, 256, dtype=torch.bfloat16) for each in (rows, 150))
+    bias = values(150, dtype=torch.bfloat16) if has_bias else None
+    packed = kernels.pack(weight, quantization)
+    found = packed.product(x, bias, torch.float32)
+    assert found.dtype is torch.float32
+    rounded = found.bfloat16()
+    assert torch.equal(rounded, packed.product(x, bias))
+    assert (rounded != found).float().mean() > 0.9
+    if quantization is None:
+        expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-5)
