@@ -17,9 +17,9 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def exact_integers(triton_device):
+def products_of_a_gpu(triton_device):
     """Without VNNI torch's product of integers on CPUs adds pairs in 16 bits, where large ones do
-    not fit; a GPU's is exact."""
+    not fit, and none of its products of bfloat16 returns float32; a GPU's is exact and does."""
     if triton_device.type == "cuda":
         yield
         return
@@ -27,6 +27,7 @@ def exact_integers(triton_device):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that an operator has another implementation now
         library.impl("_int_mm", lambda x, weight: x.int() @ weight.int(), "CPU")
+        library.impl("mm.dtype", lambda x, weight, dtype: x.to(dtype) @ weight.to(dtype), "CPU")
     yield
     library._destroy()
 
