@@ -212,9 +212,9 @@ class LargeSum(Text):
         return (super().logits(hidden) + 200) - 200
 
 
-class FloatLogits(Text):
-    def logits(self, hidden):
-        return super().logits(hidden).float()
+class FloatHidden(Text):
+    def forward(self, inputs):
+        return super().forward(inputs).float()
 
 
 BROKEN = [
@@ -270,7 +270,7 @@ BROKEN = [
         "generated tokens that are computed again come in one step with the prompt",
     ),
     (LargeSum, {"bf16_stays_near_float32"}, "standard deviation, 15% is allowed; compute norms"),
-    (FloatLogits, {"bf16_stays_near_float32"}, "are torch.float32; cast back after computing"),
+    (FloatHidden, {"bf16_stays_near_float32"}, "are torch.float32; cast back after computing"),
 ]
 
 

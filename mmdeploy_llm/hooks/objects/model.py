@@ -86,7 +86,8 @@ class Model(Protocol):
         """Returns hidden states after the final norm, [T, hidden]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Maps [N, hidden] to [N, vocab]."""
+        """Maps [N, hidden] to [N, vocab], in float32 or the dtype of `hidden`; greedy choices need
+        float32, see layers.keep_sums."""
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, media_size] tensor per item, in order. Only for models with

@@ -238,10 +238,12 @@ def bf16_stays_near_float32(subject: ModelSubject) -> None:
         with attributed(
             f"case {name!r} in bfloat16", "cast back to the dtype of the weights after float32"
         ):
-            found = half.run(half.add(ids, media))
+            hidden = half.hidden([(half.add(ids, media), len(ids))])
+            with torch.inference_mode():
+                found = half.model.logits(hidden)
         demand(
-            found.dtype is torch.bfloat16,
-            f"case {name!r}: logits of a bfloat16 model are {found.dtype}; cast back after "
+            hidden.dtype is torch.bfloat16,
+            f"case {name!r}: hidden states of a bfloat16 model are {hidden.dtype}; cast back after "
             "computing in float32",
         )
         error = float((found.float() - expected).std() / expected.std())
