@@ -270,7 +270,7 @@ BROKEN = [
         "generated tokens that are computed again come in one step with the prompt",
     ),
     (LargeSum, {"bf16_stays_near_float32"}, "standard deviation, 15% is allowed; compute norms"),
-    (FloatHidden, {"bf16_stays_near_float32"}, "are torch.float32; cast back after computing"),
+    (FloatHidden, {"bf16_stays_near_float32"}, "cast back to the dtype of the weights after"),
 ]
 
 
