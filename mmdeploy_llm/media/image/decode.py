@@ -44,11 +44,13 @@ class Drawing(ABC):
     """A picture that is drawn at the size that is wanted: nothing is drawn large to be shrunk.
 
     size: (width, height) at which it is drawn where no size is wanted; an image of the model has
-        the shape of this. digest: of its content, equal for equal content alone.
+        the shape of this. digest: of its content, equal for equal content alone. notes: sentences
+        about what is a guess, known once it is drawn.
     """
 
     size: tuple[int, int]
     digest: str
+    notes: tuple[str, ...] = ()
 
     @abstractmethod
     def draw(self, size: tuple[int, int], limits: MediaLimits) -> np.ndarray:
@@ -204,6 +206,7 @@ def _drawn(source: Drawing, limits: MediaLimits, fit: LeastSize | None) -> Decod
         image=image,
         digest=_drawn_digest(source, size),
         draft_of=None if size == source.size else source.size,
+        notes=source.notes,
     )
 
 
