@@ -247,7 +247,7 @@ def _exists(root: Path, module: str) -> bool:
 
 
 def _folder(package: str) -> str:
-    """Where a package lies in the repository."""
+    """Returns where a package lies in the repository."""
     return next(name for name in (CORE, *OTHERS) if name.split("/")[-1] == package)
 
 
@@ -561,7 +561,7 @@ def test_every_public_name_can_be_imported():
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns what a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )

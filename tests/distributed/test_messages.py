@@ -1,4 +1,4 @@
-"""What travels between processes, and processes that end in every way."""
+"""Values travel between processes, and processes end in every way."""
 
 import gc
 import io

@@ -312,7 +312,7 @@ def is_alive(pid):
 
 
 def test_what_is_wrong_at_the_start_is_raised_as_it_is(tiny_folder):
-    """Before a process is started."""
+    """It is raised before a process is started."""
     with pytest.raises(ConfigError, match=r"does not divide 4 heads of attention.*use 1, 2, 4"):
         LLM(str(tiny_folder("llama")), tensor_parallel_size=3, **OPTIONS)
 
