@@ -59,9 +59,9 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
     use, as of an engine.
 
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
-    is continued by the next one. Warns of an adapter without some of its tensors. Holds the adapter, one tensor and one file of the output in
-    memory. Raises ConfigError for a folder that cannot be used or is there, CheckpointError for
-    weights and adapters that do not fit.
+    is continued by the next one. Warns of an adapter without some of its tensors. Holds the
+    adapter, one tensor and one file of the output in memory. Raises ConfigError for a folder that
+    cannot be used or is there, CheckpointError for weights and adapters that do not fit.
     """
     config = EngineConfig.from_options(model, PluginChoice(**choice).model_dump())
     checkpoint = follow_stored_head(read_checkpoint(resolve_model(model, None, MODEL_FILES)))

@@ -26,7 +26,6 @@ from .files import (
     decode_file,
     digest_of,
     file_digest,
-    is_managed,
     oriented,
     peek_file,
     reading,
@@ -100,15 +99,17 @@ class ImageDecoder:
         image = self._loaded(source, limits, notes)
         return DecodedImage(image=image, digest=_pixel_digest(image), notes=tuple(notes))
 
-    def image(self, source: Any, limits: MediaLimits) -> Image.Image:
-        """Decodes as `decode`, but returns the image only and spares loaded images the digest."""
-        if isinstance(source, (bytes, bytearray, memoryview)):
-            return self.decode(source, limits).image
-        if isinstance(source, Drawing):
-            return _drawn(source, limits, None).image
-        if isinstance(source, DecodedImage):
-            return source.image
-        return self._loaded(source, limits, [])
+    def image(
+        self, source: Any, limits: MediaLimits, notes: list[str] | None = None
+    ) -> Image.Image:
+        """Decodes as `decode`, but returns the image only and spares loaded images the digest.
+        notes: gets the image's."""
+        told = [] if notes is None else notes
+        if isinstance(source, (bytes, bytearray, memoryview, Drawing, DecodedImage)):
+            made = self.decode(source, limits)
+            told += made.notes
+            return made.image
+        return self._loaded(source, limits, told)
 
     def digest(self, source: Any, limits: MediaLimits) -> str:
         """Returns the digest that `decode` would; bytes are hashed without decoding or checks."""
@@ -165,7 +166,7 @@ class ImageDecoder:
                 image = exactly(image)
                 image.load()
                 orientation = live_orientation(image)
-            return upright(to_rgb(image, notes, is_managed=is_managed(limits)), orientation)
+            return upright(to_rgb(image, notes, is_managed=limits.is_as_shown), orientation)
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]
