@@ -84,10 +84,10 @@ def pytest_addoption(parser):
         help="fail when a test is skipped for a reason that tests/conftest.py does not list",
     )
     parser.addoption(
-        "--soak-seconds",
-        type=float,
-        default=60,
-        help="how long the test of a long mixed stream of requests runs",
+        "--soak-requests",
+        type=int,
+        default=6000,
+        help="how many requests the test of a long mixed stream sends; 6000 take about a minute",
     )
 
 

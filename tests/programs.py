@@ -77,7 +77,7 @@ class Programs:
     def __init__(self):
         self._server = None
 
-    def run(self, code, *words, cwd=None, env=None, timeout=300):
+    def run(self, code, *words, cwd=None, env=None, timeout=1800):
         """Returns returncode, stdout and stderr of a program, as subprocess.run does."""
         if self._server is None or self._server.poll() is not None:  # a test may have ended it
             self.close()

@@ -247,7 +247,7 @@ def _exists(root: Path, module: str) -> bool:
 
 
 def _folder(package: str) -> str:
-    """Where a package lies in the repository."""
+    """Returns where a package lies in the repository."""
     return next(name for name in (CORE, *OTHERS) if name.split("/")[-1] == package)
 
 
@@ -561,9 +561,9 @@ def test_every_public_name_can_be_imported():
 
 
 def run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns what a fresh interpreter prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -59,7 +59,7 @@ def loaded(code, *words, cwd=None):
         text=True,
         cwd=cwd,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))

@@ -242,7 +242,7 @@ SMALL = {
 
 
 def found(origin, content):
-    """What leads nowhere in a file of a small repository."""
+    """Finds what leads nowhere in a file of a small repository."""
     return [problem.rpartition(" ")[2] for problem in problems(Tree({**SMALL, origin: content}))]
 
 

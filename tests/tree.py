@@ -1,4 +1,4 @@
-"""Where the files of this repository are that are installed."""
+"""Says where the files of this repository are that are installed."""
 
 from pathlib import Path
 

@@ -225,6 +225,11 @@ class MediaLimits:
     deadline: Deadline | None = None
     pixels: Literal["square", "as-stored"] = "square"
 
+    @property
+    def is_as_shown(self) -> bool:
+        """Whether pixels become those that players and browsers show."""
+        return self.pixels == "square"
+
     def until(self, deadline: Deadline) -> MediaLimits:
         """Returns these limits with times that end at `deadline`, which has not passed."""
         left = deadline.left

@@ -14,13 +14,21 @@ from pathlib import Path
 from mmdeploy_llm.errors import ModelError
 from mmdeploy_llm.system.portable.files import NO_WAIT
 from mmdeploy_llm.system.portable.machine import free_ram
-from mmdeploy_llm.values.options.config import EngineConfig, cache_folder
+from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.model_names import GGUF_SUFFIX, find_model
 
 SLICE = 2**22
 NUM_PROBES = 16  # bytes of a file that are asked for
 RAM_SHARE = 2  # files that are more than half of the free memory are left alone
 KEPT_SUFFIX = ".weights"  # of a file in the folder of the option weight_cache
+
+
+def cache_folder(option: str | bool) -> Path | None:
+    """Returns the folder that the option weight_cache names, None for False. Raises RuntimeError
+    where the user has no home."""
+    if isinstance(option, str):
+        return Path(option).expanduser()
+    return Path.home() / ".cache" / "mmdeploy_llm" / "weights" if option else None
 
 
 def mark_of(model: str) -> str:

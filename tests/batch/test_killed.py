@@ -14,7 +14,7 @@ from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import read_records
 from mmdeploy_llm.testing.tiny import write_tiny
 
-NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 300
+NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 1800
 
 # Runs the batch in child processes. Kills each but the last with SIGKILL once the output has grown
 # by the given number of records and the given milliseconds have passed. Prints the exit code and

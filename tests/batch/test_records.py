@@ -106,7 +106,7 @@ def test_json_keeps_everything(name):
 
 
 def test_a_line_has_the_fields_that_are_declared_in_their_order():
-    """What is always there, and what only says something where it is not empty."""
+    """Some are always there, others only where they say something."""
     always = [name for name, own in FIELDS.items() if own.kept == "always"]
     assert list(json.loads(Record(id="a").to_json())) == always
     filled = {**dict.fromkeys(FIELDS, "x"), "timings": Timings(), "media": (), "error": None}

@@ -124,7 +124,7 @@ def two(make):
 
 @pytest.fixture(scope="module")
 def expected(ahead, tokenizer, load_file):
-    """Of one process without steps ahead."""
+    """Returns the tokens of one process without steps ahead."""
     graphs = load_file("engine/runner/test_graphs.py")
 
     def outputs(given, *, num_blocks=64, seed=0):
@@ -233,7 +233,7 @@ def test_recordings_that_fail_on_one_rank_are_used_on_none(make, ahead, expected
 
 
 def abandon(engine):
-    """As the driver does with what an interrupted call has left."""
+    """Does as the driver does with what an interrupted call has left."""
     engine.abort(list(engine._requests))
     for _ in range(3):
         engine.step()

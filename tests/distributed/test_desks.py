@@ -63,7 +63,7 @@ def is_idle(llm):
 
 
 def wait_until_idle(llm):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not is_idle(llm) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert is_idle(llm)
@@ -239,7 +239,7 @@ def test_ctrl_c_at_any_time(two, one):
 def test_counters_are_sums(two):
     before = two.stats()
     outputs = two.stream([f"prompt {n}" for n in range(30)], LONG)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while two.stats().num_running < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
     during = two.stats()

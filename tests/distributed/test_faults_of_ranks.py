@@ -45,7 +45,7 @@ class Model:
 
 
 class Runner:
-    """As Runner answers for a model that raises."""
+    """Answers as Runner does for a model that raises."""
 
     def __init__(self, model, peers):
         self.model, self.peers = model, peers
@@ -81,7 +81,7 @@ def new_runner():
 
 @pytest.fixture
 def runner():
-    """For a test that ends its ranks."""
+    """Makes a runner for a test that ends its ranks."""
     runner = new_runner()
     yield runner
     runner.close()
@@ -89,7 +89,7 @@ def runner():
 
 @pytest.fixture(scope="module")
 def lasting():
-    """For tests after which the ranks go on."""
+    """Makes a runner for tests after which the ranks go on."""
     runner = new_runner()
     yield runner
     runner.close()

@@ -312,7 +312,7 @@ def is_alive(pid):
 
 
 def test_what_is_wrong_at_the_start_is_raised_as_it_is(tiny_folder):
-    """Before a process is started."""
+    """It is raised before a process is started."""
     with pytest.raises(ConfigError, match=r"does not divide 4 heads of attention.*use 1, 2, 4"):
         LLM(str(tiny_folder("llama")), tensor_parallel_size=3, **OPTIONS)
 
@@ -365,10 +365,10 @@ def test_ctrl_c_reaches_the_caller_alone(tiny_folder):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert process.stdout.readline() == "one\n"
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert "interrupted True" in out
     assert err.rstrip().endswith("KeyboardInterrupt")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in pids)

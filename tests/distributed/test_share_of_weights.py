@@ -1,4 +1,4 @@
-"""What a rank reads of a checkpoint, and the memory that it takes for it."""
+"""A rank reads its share of a checkpoint, and takes memory for no more."""
 
 import os
 import subprocess
@@ -137,7 +137,7 @@ print(sum(param.nbytes for param in model.parameters()), memory("VmHWM") - befor
 
 @pytest.mark.full
 def test_the_memory_of_a_rank_is_its_share(tmp_path):
-    """At its peak, buffers for columns included."""
+    """Its peak is measured, buffers for columns included."""
     sizes = {"hidden_size": 768, "intermediate_size": 4096, "num_hidden_layers": 4}
     write_tiny("llama", tmp_path, num_attention_heads=12, num_key_value_heads=4, **sizes)
     (whole, whole_peak), (half, half_peak) = (measure(tmp_path, size) for size in (1, 2))

@@ -55,7 +55,7 @@ def test_two_of_one_priority_are_a_conflict_until_use_decides():
 
 
 def test_types_of_kinds_are_nobody_elses():
-    """Of a kind that another plugin adds, too; its further types are taken."""
+    """The types are also those of a kind that another plugin adds; its further types are taken."""
     plugins = manager(acme=[spec(types=("scan", "scan_url", "input_scan"))])
     scan = MediaProcessorSpec(name="s", kind="scan", factory="a:b", part_types=("input_scan",))
     plugins.register(SimpleNamespace(provide_media_processors=hookimpl(lambda: [scan])), "scans")

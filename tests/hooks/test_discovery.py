@@ -235,7 +235,7 @@ def test_the_version_that_a_plugin_was_written_for(written, problem):
 
 @pytest.mark.parametrize("named", [None, ("acme",)])
 def test_a_version_that_does_not_fit_is_told_with_the_failure(site, named):
-    """Of two faults both are told: the second is often the reason of the first."""
+    """Both faults are told: the second is often the reason of the first."""
     site.install("acme", "from mmdeploy_llm.hooks import Later", requires=["mmdeploy-llm>=999"])
     try:
         text = PluginManager.load(plugins=named).failures[0].error

@@ -102,7 +102,7 @@ FILMS = [
 @pytest.mark.few_in_ci(8)
 @pytest.mark.parametrize(("container", "codec"), FILMS)
 def test_a_sound_begins_when_players_play_it(container, codec):
-    """After its picture, and with a gap of a second in it."""
+    """It begins after its picture, and has a gap of a second in it."""
     rate = 44_100 if container == "flv" else 48_000
     blob = film(container, codec, (1.5, 4.5), rate=rate)
     found, length, notes = heard(blob)
@@ -260,7 +260,7 @@ LYING = {  # format -> (the field of the size of its samples, bytes, order, what
 @pytest.mark.parametrize("name", LYING)
 @pytest.mark.parametrize("stated", [1.0, 60.0])
 def test_headers_that_say_less_or_more_than_there_is(name, stated):
-    """What soundfile has written is heard whole, and told."""
+    """Samples that soundfile has written are heard whole, and the header's fault is told."""
     soundfile = pytest.importorskip("soundfile", reason="needs soundfile, of the extra 'dev'")
     samples, buffer = noise(10), io.BytesIO()
     soundfile.write(buffer, samples, RATE, format=name, subtype="PCM_16")

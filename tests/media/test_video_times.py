@@ -212,7 +212,7 @@ def animated(videos, name, lengths, **options):
     ],
 )
 def test_short_frames_of_animations_last_as_long_as_in_browsers(videos, name, stored, shown):
-    """Of ten milliseconds or less: a tenth of a second."""
+    """A frame of ten milliseconds or less lasts a tenth of a second."""
     line = open_video(animated(videos, name, stored), LIMITS).timeline
     ends = [*line.times[1:], line.duration]
     found = [round(1000 * (end - begin)) for begin, end in zip(line.times, ends, strict=True)]

@@ -218,7 +218,7 @@ def video(seconds, size=(1920, 1080), fps=30.0):
     """Returns an opened video whose frames are never read."""
     count = max(1, round(seconds * fps))
     timeline = constant_timeline(*size, count, fps)
-    opened = SimpleNamespace(timeline=timeline, digest="0" * 40, has_chosen_frames=False)
+    opened = SimpleNamespace(timeline=timeline, digest="0" * 40, has_chosen_frames=False, notes=())
     return VideoItem(video=opened, limits=MediaLimits())
 
 

@@ -95,7 +95,7 @@ class Noted:
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("quantization", ["int4", "int4wo"])
 def test_a_tied_head_is_rounded_as_a_head(plugins, quantization):
-    """In a model with an encoder, too."""
+    """It is rounded in a model with an encoder, too."""
     described = family_of(families()["florence2"])
     config = described.make_config(tokenizer_of(described), {})
     with torch.device("meta"), bounded_building():

@@ -52,7 +52,7 @@ class Tiles(TransformersImages):
 
 
 class Grids(TransformersImages):
-    """What the checkpoint names, with a grid."""
+    """Takes the processor that the checkpoint names, and gives a grid."""
 
     token = "<pad>"
     markers = ("<start><pad><end>",)

@@ -1,4 +1,4 @@
-"""What workers do with PDFium, called in this process: descriptions, pixels, texts and errors."""
+"""Calls in this process what workers do with PDFium: descriptions, pixels, texts and errors."""
 
 from pathlib import Path
 

@@ -6,14 +6,16 @@ import zlib
 
 import numpy as np
 import pytest
-from mmdeploy_llm_processors.pdf import library
+from mmdeploy_llm_processors.pdf import library, structure
 from mmdeploy_llm_processors.pdf.splitter import PDFSplitter
 from PIL import Image
 
+from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media import ImageDecoder
 
-from .pdfs import stream, write_pdf
+from .pdfs import simple_pdf, stream, write_pdf
 
 pytestmark = pytest.mark.skipif(library.raw is None, reason="pypdfium2 is not installed")
 LIMITS = MediaLimits()
@@ -241,3 +243,57 @@ def test_a_page_that_has_lost_something_fails_and_names_it(splitter, name):
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_page_that_is_whole_is_drawn(splitter, name):
     assert drawn(splitter, WHOLE[name]).shape == (64, 64, 3)
+
+
+BAD_COLOURS = b"/ColorSpace [/DeviceN] /BitsPerComponent 8"  # pypdf's reader finds no names in it
+
+
+def decoded(splitter, blob):
+    pages = splitter.split(blob, {"dpi": 72}, LIMITS)
+    return ImageDecoder().decode(pages[0].source, LIMITS)
+
+
+def test_a_page_that_pypdf_cannot_read_is_drawn_with_a_note(splitter):
+    blob = scan(picture(ROWS, b"/FlateDecode", BAD_COLOURS))
+    (note,) = decoded(splitter, blob).notes
+    assert "pypdf cannot read the page" in note
+    assert decoded(splitter, WHOLE["rows"]).notes == ()
+
+
+def test_a_document_that_pypdf_cannot_read_is_drawn_with_a_note(monkeypatch):
+    """AES without the package cryptography is one of those."""
+
+    def fail(*given, **more):
+        raise structure.pypdf.errors.DependencyError("cryptography is required")
+
+    monkeypatch.setattr(structure.pypdf, "PdfReader", fail)
+    blob = scan(picture(JPEG), b"q 9 0 0 9 0 0 cm /I Do Q")  # another than those read before
+    ((found, pixels),) = library.draw(blob, {"max_pixels": 10**6}, None, 0, (64, 64))
+    assert (found["notes"], pixels.shape) == ([library.UNCHECKED], (64, 64, 3))
+
+
+def test_the_answer_says_that_a_page_was_not_checked():
+    blob = scan(picture(ROWS, b"/FlateDecode", BAD_COLOURS))
+    with LLM("shapes-vl") as llm:
+        prompt = {"prompt": "<|pdf|>", "multi_modal_data": {"pdf": blob}}
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.media_notes == (library.UNCHECKED,)
+
+
+def test_pages_of_a_document_are_read_by_one_reader(monkeypatch):
+    opened, own = [], structure.pypdf.PdfReader
+
+    def counted(*given, **more):
+        opened.append(given)
+        return own(*given, **more)
+
+    monkeypatch.setattr(structure.pypdf, "PdfReader", counted)
+    blob = simple_pdf(["one", "two", "three"], drawing=b"0 1 0 rg 0 0 21 21 re f")
+    for page in range(3):
+        next(library.draw(blob, {"max_pixels": 10**6}, None, page, (20, 10)))
+        assert next(library.read_text(blob, {}, None, page))[0]["text"]
+    assert len(opened) == 1
+    another = blob.replace(b"(one)", b"(ONE)")  # of the same length
+    assert next(library.read_text(another, {}, None, 0))[0]["text"] == "ONE"
+    list(library.draw(another, {"max_pixels": 10**6}, None, 0, (20, 10)))
+    assert len(opened) == 2

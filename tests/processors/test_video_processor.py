@@ -57,6 +57,23 @@ def test_counts_and_grids(make, files, family, num):
     assert made.tensors["pixels"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_guesses_about_single_frames_are_notes_of_the_video(make, is_encoded):
+    """The frames hold numbers of 32 bits, and each note is told once."""
+    frames, processor = [], make("qwen")
+    for _ in range(4):
+        frame = Image.fromarray(np.full((56, 84), 40_000, np.int32))
+        file = io.BytesIO()
+        frame.save(file, "TIFF")
+        frames.append(file.getvalue() if is_encoded else frame)
+    item = processor.decode(frames, LIMITS)
+    for _ in range(2):
+        (note,) = processor.process(item, {"source_fps": 2}).notes
+        assert ("from 40000 to 40000" if is_encoded else "read as one of 16 bits") in note
+    plain = processor.decode([Image.new("RGB", (84, 56))] * 4, LIMITS)
+    assert processor.process(plain, {"source_fps": 2}).notes == ()
+
+
 def test_the_last_frame_is_doubled(make, files):
     processor = make(video_fps=10, video_draw_on_frames=False)
     made = processor.process(processor.decode(files.video(3, 10), LIMITS), {})

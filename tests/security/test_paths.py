@@ -82,7 +82,7 @@ WAYS_OUT = (
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("path", WAYS_OUT)
 def test_no_path_leads_out_of_an_open_root(way, root, path):
-    """What is opened after a check that a swapped link has made worthless."""
+    """It opens after a check that a swapped link has made worthless."""
     path = Path(path.format(outside=root.parent / "outside"))
     with pytest.raises(OSError) as caught:
         os.close(beneath.open_beneath(root, path))

@@ -96,7 +96,7 @@ class Clip:
 
     @property
     def item(self):
-        """What the caller gives."""
+        """Returns what the caller gives."""
         return {"video": self.frames, "source_fps": RATE, **self.options}
 
 
@@ -296,7 +296,7 @@ def chat_reference(request, reference_of):
 
 @pytest.fixture(params=[*VL_FAMILIES, "qwen3_vl"])
 def vl_reference(request, reference_of):
-    """With one whose encoder yields several values for a token."""
+    """Includes one whose encoder yields several values for a token."""
     return reference_of(request.param)
 
 

@@ -111,7 +111,7 @@ def test_what_a_model_did_not_get_of_a_video_is_told(tmp_path, load_file):
 
 
 def test_how_numbers_without_a_white_were_shown_is_told(tmp_path, load_file):
-    """Of files, of images that the caller has opened, and of pages that are turned."""
+    """It is told of files, of images that the caller has opened, and of pages that are turned."""
     files = load_file("media/tiff_files.py")
     blob = files.tiff(np.arange(-512, 512, dtype=np.int16).reshape(32, 32))
     (tmp_path / "heights.tif").write_bytes(blob)

@@ -113,7 +113,8 @@ def test_other_families_with_a_draft_layer(folders, family):
     ids=str,
 )
 def test_guesses_are_those_of_the_layer(folders, family, options, monkeypatch):
-    """In every step, with other requests beside it, also where earlier guesses were right."""
+    """They are so in every step, with other requests beside it, also where earlier guesses were
+    right."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompts = [TABLE, [30, 31, 32, 33], [41] * 9]
     plain, _ = answers(folders(family), prompts, params, **options)

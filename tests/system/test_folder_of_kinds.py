@@ -115,7 +115,7 @@ def test_the_report_plays_the_sound_and_shows_pages(captioned, folder):
 
 
 def test_what_a_model_does_not_take_is_told_once_and_what_is_asked_for_is_chosen(folder, tmp_path):
-    """Without the plugin, by a model that has only eyes."""
+    """They are told without the plugin, by a model that has only eyes."""
     blocked = ("--engine", 'blocked_plugins=["sketches"]')
     out, listed = tmp_path / "a.jsonl", tmp_path / "skipped.jsonl"
     code, said = run("caption", folder, "-o", out, "--skipped", listed, *blocked, *SHORT)

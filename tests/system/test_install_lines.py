@@ -102,7 +102,7 @@ def resolved_by_pip(index, words, tmp_path):
     if "--index-url" not in words:
         command += ["--index-url", url(index, "default")]
     environment = bare_environment(tmp_path)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())["install"]
     return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in found}
@@ -141,7 +141,7 @@ def run_uv(index, words, tmp_path):
     only = {"HTTPS_PROXY": url(index, ""), "UV_DEFAULT_INDEX": url(index, "default")}
     environment = bare_environment(tmp_path, **only, UV_HTTP_RETRIES="0", UV_PYTHON=sys.executable)
     command = [str(uv.with_name(words[0])), *words[1:]]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
 
 
 @pytest.mark.full

@@ -56,8 +56,8 @@ def interrupted(code, arguments, folder, *pauses, number=signal.SIGINT, is_group
         time.sleep(pause)
         if child.poll() is None:
             (os.killpg if is_group else os.kill)(child.pid, number)
-    _, stderr = child.communicate(timeout=60)
-    for _ in range(100):  # a process that was just started notices a little later
+    _, stderr = child.communicate(timeout=600)
+    for _ in range(3000):  # a process that was just started notices a little later
         left = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True).stdout
         if not left:
             break

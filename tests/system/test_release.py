@@ -216,7 +216,7 @@ def test_the_command_on_a_copy_of_this_repository(tmp_path):
     (folder / ".gitignore").write_text("dist/\n__pycache__/\n")
     begin(folder)
     command = [sys.executable, folder / ".ci" / "release.py", "9.8.7", "--dry-run", "--pure"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "nothing was committed or tagged; nothing was uploaded" in done.stdout
     assert git(folder, "status", "--porcelain") == ""

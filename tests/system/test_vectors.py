@@ -199,7 +199,7 @@ def test_outputs_become_rows_and_json(llm):
 
 
 def output_of(index, vector):
-    """What the engine gives for prompt `index`."""
+    """Returns what the engine gives for prompt `index`."""
     code, words = (200, None) if vector is not None else (400, "it is wrong")
     return PooledOutput(
         request_id=str(index),

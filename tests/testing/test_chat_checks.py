@@ -75,7 +75,7 @@ def test_an_item_that_is_not_read(subject_for, monkeypatch):
 
 @pytest.mark.full
 def test_a_prompt_of_other_tokens(subject_for):
-    """By a reference of the author's own."""
+    """The tokens are compared with a reference of the author's own."""
     asked = []
 
     def ask(folder, messages, num_tokens):

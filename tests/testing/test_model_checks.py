@@ -347,7 +347,7 @@ def test_the_unbroken_models_pass(subject, all_failures, model):
     "model", [LargerLogits, GeneratedLater, AveragesOverSequences, NarrowerHeadsThanItHas]
 )
 def test_a_broken_variant_fails(subject, model):
-    """In the one check that compares what is paged with the reference."""
+    """It fails in the one check that compares what is paged with the reference."""
     with pytest.raises(CheckFailed, match=r"compared with the reference|in the paged runner"):
         equalities.paged_equals_the_reference(subject(model))
 

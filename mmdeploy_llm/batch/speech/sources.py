@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.data.records.configuration import Configuration, differences
+from mmdeploy_llm.data.records.files import open_regular
 from mmdeploy_llm.data.records.identity import file_state
 from mmdeploy_llm.errors import ConfigError
 
@@ -89,8 +90,8 @@ class Sources:
     def _read(self) -> dict[str, Any]:
         if self._known is None:
             try:
-                with open(self._path, "rb") as file:
-                    known = json.loads(file.read(MAX_BYTES))
+                with open_regular(self._path, os.O_RDONLY) as file:
+                    known = json.loads(file.read(MAX_BYTES) or b"")
             except FileNotFoundError:
                 known = {}
             except (OSError, ValueError, RecursionError):
@@ -107,7 +108,7 @@ def digest_of_file(path: Path) -> str | None:
     """Returns the digest of a file's bytes, as SoundDecoder has it; None for one that cannot be
     read."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path.resolve(), os.O_RDONLY) as file:
             return file_digest(file, partial(blake2b, digest_size=20)).hexdigest()
-    except OSError:
+    except (ConfigError, OSError):
         return None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.adapters import read_adapter
+from mmdeploy_llm.layers.adapters.attached import Blueprint
 from mmdeploy_llm.layers.adapters.folder import check_inside
 from mmdeploy_llm.system.guarding.folder_files import MAX_TEXT_BYTES, check_regular
 from mmdeploy_llm.values.options.config import EngineConfig
@@ -58,9 +59,9 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
     use, as of an engine.
 
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
-    is continued by the next one. Holds the adapter, one tensor and one file of the output in
-    memory. Raises ConfigError for a folder that cannot be used or is there, CheckpointError for
-    weights and adapters that do not fit.
+    is continued by the next one. Warns of an adapter without some of its tensors. Holds the
+    adapter, one tensor and one file of the output in memory. Raises ConfigError for a folder that
+    cannot be used or is there, CheckpointError for weights and adapters that do not fit.
     """
     config = EngineConfig.from_options(model, PluginChoice(**choice).model_dump())
     checkpoint = follow_stored_head(read_checkpoint(resolve_model(model, None, MODEL_FILES)))
@@ -80,6 +81,7 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
         entries = {key: entry for file in files for key, entry in file.entries.items()}
     empty, heads = built(config, checkpoint), Heads.of(entries)
     edits = edits_of(own, entries, empty, heads.stored or heads.tied)
+    Blueprint(empty, {}, torch.float32).tell(Path(adapter).name, own)
     with written(output, digest_of({"merge": own.digest}, paths)) as partial:
         writer = MergeWriter(partial, empty, edits, heads)
         writer.copy(paths)

@@ -26,7 +26,6 @@ from .files import (
     decode_file,
     digest_of,
     file_digest,
-    is_managed,
     oriented,
     peek_file,
     reading,
@@ -44,11 +43,13 @@ class Drawing(ABC):
     """A picture that is drawn at the size that is wanted: nothing is drawn large to be shrunk.
 
     size: (width, height) at which it is drawn where no size is wanted; an image of the model has
-        the shape of this. digest: of its content, equal for equal content alone.
+        the shape of this. digest: of its content, equal for equal content alone. notes: sentences
+        about what is a guess, known once it is drawn.
     """
 
     size: tuple[int, int]
     digest: str
+    notes: tuple[str, ...] = ()
 
     @abstractmethod
     def draw(self, size: tuple[int, int], limits: MediaLimits) -> np.ndarray:
@@ -98,15 +99,17 @@ class ImageDecoder:
         image = self._loaded(source, limits, notes)
         return DecodedImage(image=image, digest=_pixel_digest(image), notes=tuple(notes))
 
-    def image(self, source: Any, limits: MediaLimits) -> Image.Image:
-        """Decodes as `decode`, but returns the image only and spares loaded images the digest."""
-        if isinstance(source, (bytes, bytearray, memoryview)):
-            return self.decode(source, limits).image
-        if isinstance(source, Drawing):
-            return _drawn(source, limits, None).image
-        if isinstance(source, DecodedImage):
-            return source.image
-        return self._loaded(source, limits, [])
+    def image(
+        self, source: Any, limits: MediaLimits, notes: list[str] | None = None
+    ) -> Image.Image:
+        """Decodes as `decode`, but returns the image only and spares loaded images the digest.
+        notes: gets the image's."""
+        told = [] if notes is None else notes
+        if isinstance(source, (bytes, bytearray, memoryview, Drawing, DecodedImage)):
+            made = self.decode(source, limits)
+            told += made.notes
+            return made.image
+        return self._loaded(source, limits, told)
 
     def digest(self, source: Any, limits: MediaLimits) -> str:
         """Returns the digest that `decode` would; bytes are hashed without decoding or checks."""
@@ -163,7 +166,7 @@ class ImageDecoder:
                 image = exactly(image)
                 image.load()
                 orientation = live_orientation(image)
-            return upright(to_rgb(image, notes, is_managed=is_managed(limits)), orientation)
+            return upright(to_rgb(image, notes, is_managed=limits.is_as_shown), orientation)
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]
@@ -204,6 +207,7 @@ def _drawn(source: Drawing, limits: MediaLimits, fit: LeastSize | None) -> Decod
         image=image,
         digest=_drawn_digest(source, size),
         draft_of=None if size == source.size else source.size,
+        notes=source.notes,
     )
 
 

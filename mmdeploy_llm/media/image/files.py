@@ -134,21 +134,16 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: LeastSize | None) -> D
             opened.seek(1)
         opened.load()
         check_pixels(opened.size, limits)  # some containers say another size than their images
-        colours = to_rgb(opened, notes, is_managed=is_managed(limits))
+        colours = to_rgb(opened, notes, is_managed=limits.is_as_shown)
         image = upright(colours, file_orientation(opened))
     return DecodedImage(
         image=image, digest=file_digest(blob, limits), draft_of=draft_of, notes=tuple(notes)
     )
 
 
-def is_managed(limits: MediaLimits) -> bool:
-    """Returns whether colours of another profile become those of sRGB."""
-    return limits.pixels == "square"
-
-
 def file_digest(blob: bytes | bytearray | memoryview, limits: MediaLimits) -> str:
-    """Hashes a file, and what of the limits changes its pixels."""
-    return digest_of(b"encoded" if is_managed(limits) else b"encoded as-stored", blob)
+    """Hashes the file of an image or a video, and what of the limits changes its pixels."""
+    return digest_of(b"encoded" if limits.is_as_shown else b"encoded as-stored", blob)
 
 
 def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:

@@ -21,8 +21,8 @@ from av.container import InputContainer
 from av.stream import Disposition
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.media.sound.headers.chunks import Link
 from mmdeploy_llm.media.sound.headers.lengths import parts_of, stated_seconds
-from mmdeploy_llm.media.sound.headers.ogg import Link
 from mmdeploy_llm.media.sound.headers.tally import Tally
 from mmdeploy_llm.media.tracks import is_fragmented
 

@@ -9,10 +9,10 @@ from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.media.image.files import OPENERS, is_managed
+from mmdeploy_llm.media.image.files import OPENERS, file_digest
 from mmdeploy_llm.media.image.modes import to_rgb
 
-from .timeline import Timeline, check_duration, check_size, digest_of
+from .timeline import Timeline, check_duration, check_size
 
 DEFAULT_LENGTH = 0.1  # seconds of a frame whose length is below SHORTEST_LENGTH, as in browsers
 SHORTEST_LENGTH = 0.011  # seconds
@@ -24,6 +24,7 @@ class Animation:
     """An animated image. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
+    notes: Sequence[str] = ()
 
     def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
         self._blob, self._name = blob, name
@@ -49,7 +50,7 @@ class Animation:
             duration=end,
             is_constant=max(lengths) - min(lengths) < 1e-6,
         )
-        self.digest, self._is_managed = digest_of(blob, limits), is_managed(limits)
+        self.digest, self._is_managed = file_digest(blob, limits), limits.is_as_shown
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo. Frames build on each other, so the last good frame replaces those after

@@ -32,10 +32,11 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.files import file_digest
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import Display, pixel_aspect, shown_size
-from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, digest_of, is_even
+from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, is_even
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
@@ -79,6 +80,7 @@ class ContainerVideo:
     """A video in encoded form. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
+    notes: Sequence[str] = ()
 
     def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
         self._blob = blob
@@ -86,7 +88,7 @@ class ContainerVideo:
         with self._opened() as (container, stream):
             self._track = _survey(container, stream, limits)
         self.timeline = self._track.timeline
-        self.digest = digest_of(blob, limits)
+        self.digest = file_digest(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
@@ -195,7 +197,7 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     if not packets:
         raise MediaError("the video holds no frame that can be read; it may be truncated")
     has_keys = any(packet.is_key for packet in packets)
-    aspect = pixel_aspect(stream.sample_aspect_ratio if limits.pixels == "square" else None)
+    aspect = pixel_aspect(stream.sample_aspect_ratio if limits.is_as_shown else None)
     first = _first_frame(container, stream, aspect, has_keys=has_keys)
     clock, pts, times = _clock(container, stream, packets, first)
     keys = sorted(

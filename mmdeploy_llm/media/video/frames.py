@@ -40,12 +40,14 @@ class FrameList:
         for frame in frames:
             digest.update(self._decoder.digest(frame, limits).encode())
         self.digest = digest.hexdigest()
+        self.notes: Sequence[str] = ()
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
         size = (self.timeline.width, self.timeline.height)
+        self.notes = notes = list[str]()
         for index in indices:
-            image = self._decoder.image(self._frames[index], self._limits)
+            image = self._decoder.image(self._frames[index], self._limits, notes)
             if image.size != size:
                 raise MediaError(
                     f"frame {index} of the video has {image.width} x {image.height} pixels, the "

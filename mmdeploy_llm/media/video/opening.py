@@ -8,13 +8,13 @@ from typing import Any
 from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.media.image.files import check_bytes
+from mmdeploy_llm.media.image.files import check_bytes, file_digest
 from mmdeploy_llm.media.isolation import Workers
 
 from . import files
 from .files import open_file
 from .frames import FrameList, as_frames
-from .timeline import OpenVideo, Timeline, digest_of
+from .timeline import OpenVideo, Timeline
 
 
 def open_video(source: Any, limits: MediaLimits, workers: Workers | None = None) -> OpenVideo:
@@ -37,12 +37,13 @@ class IsolatedVideo:
     """A video file that is opened and decoded in a worker process."""
 
     has_chosen_frames = False
+    notes: Sequence[str] = ()
 
     def __init__(self, blob: bytes, limits: MediaLimits, workers: Workers) -> None:
         self._blob, self._limits, self._workers = blob, limits, workers
         [(fields, _)] = workers.decode(f"{files.__name__}:survey", blob, limits)
         self.timeline = Timeline.from_json(fields)
-        self.digest = digest_of(blob, limits)
+        self.digest = file_digest(blob, limits)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -109,21 +108,17 @@ def constant_timeline(width: int, height: int, num_frames: int, fps: float) -> T
 
 class OpenVideo(Protocol):
     """A video whose frames can be read. digest: hash of its content. has_chosen_frames: the caller
-    gave a list of frames, so all are used unless an option of the item says otherwise."""
+    gave a list of frames, so all are used unless an option of the item says otherwise. notes: what
+    was a guess of the frames that were read, beside the timeline's."""
 
     timeline: Timeline
     digest: str
     has_chosen_frames: bool
+    notes: Sequence[str]
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """Yields upright RGB images of these frames; a frame that cannot be decoded is replaced by
         its nearest neighbour. indices: ascending. Raises MediaError."""
-
-
-def digest_of(blob: bytes, limits: MediaLimits) -> str:
-    """Hashes the bytes of a file, and what of the limits changes its frames."""
-    own = b"" if limits.pixels == "square" else limits.pixels.encode()
-    return blake2b(blob, digest_size=20, person=own).hexdigest()
 
 
 def check_size(width: int, height: int, limits: MediaLimits) -> None:

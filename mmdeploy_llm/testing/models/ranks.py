@@ -26,7 +26,9 @@ ADVICE = (
 
 
 def two_ranks_equal_one(subject: ModelSubject) -> None:
-    """A model sharded over two ranks yields the logits of the whole model."""
+    """A model sharded over two ranks yields the logits of the whole model, but for rounding: ranks
+    add what a sum is made of in another order, which changes logits in proportion to their size.
+    """
     with attributed("a model sharded over two ranks", ADVICE):
         ranks = thread_ranks(NUM_RANKS)
         try:  # one after the other: transformers' config classes are not thread-safe
@@ -39,7 +41,7 @@ def two_ranks_equal_one(subject: ModelSubject) -> None:
         for rank, logits in enumerate(found):
             difference = max_difference(logits[name], expected)
             demand(
-                difference < subject.tolerance,
+                difference < subject.tolerance * max(1.0, float(expected.abs().max())),
                 f"case {name!r}: on rank {rank} the logits differ by {difference:.2g} "
                 f"from those of the whole model; {ADVICE}",
             )

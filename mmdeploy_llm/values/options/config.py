@@ -48,8 +48,8 @@ class ModelOptions(FrozenParams, defer_build=True):
 
     model: str = Field(
         description="a local folder or GGUF file (its vision tower is the file with mmproj in its "
-        "name in the same folder), a model's id on the Hugging Face hub, or the "
-        "name of a bundled model"
+        "name in the same folder), a model's id on the Hugging Face hub, or the name of a bundled "
+        "model"
     )
     tokenizer: str | None = Field(
         default=None,
@@ -501,12 +501,11 @@ class AdapterOptions(FrozenParams, defer_build=True):
 
     @model_validator(mode="after")
     def _the_default_is_known(self) -> Self:
-        if self.default_adapter and self.default_adapter not in self.adapters:
+        if (own := self.default_adapter) and own not in self.adapters:
             known = ", ".join(self.adapters) or "none"
             raise ValueError(
-                f"default_adapter is {self.default_adapter!r}, which is not among adapters "
-                f"({known}); "
-                'give its folder too: adapters={"name": folder}, or --adapter name=folder'
+                f"default_adapter is {own!r}, which is not among adapters ({known}); give its "
+                'folder too: adapters={"name": folder}, or --adapter name=folder'
             )
         return self
 
@@ -599,11 +598,3 @@ class EngineConfig(
     def from_options(cls, model: str | PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
         """Makes the config of `LLM(model, **options)`."""
         return cls(model=fspath(model) if isinstance(model, PathLike) else model, **options)
-
-
-def cache_folder(option: str | bool) -> Path | None:
-    """Returns the folder that the option weight_cache names, None for False. Raises RuntimeError
-    where the user has no home."""
-    if isinstance(option, str):
-        return Path(option).expanduser()
-    return Path.home() / ".cache" / "mmdeploy_llm" / "weights" if option else None

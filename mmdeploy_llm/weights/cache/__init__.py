@@ -8,7 +8,7 @@ folder.py says whose files are trusted, and which leave when there are too many.
 needed: whatever is wrong with it, the model is read from its own files.
 """
 
-from mmdeploy_llm.values.options.config import cache_folder
+from mmdeploy_llm.weights.read_ahead import cache_folder
 
 from .cache import WeightCache
 from .folder import FolderSize, folder_size

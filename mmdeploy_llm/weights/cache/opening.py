@@ -8,10 +8,9 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.values.options.config import cache_folder
 from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.weights.find import find_weights
-from mmdeploy_llm.weights.read_ahead import mark_of
+from mmdeploy_llm.weights.read_ahead import cache_folder, mark_of
 
 from .cache import WeightCache
 from .key import source_key

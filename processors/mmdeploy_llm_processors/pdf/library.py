@@ -28,6 +28,10 @@ MAX_TEXT = 2**20  # characters of a page's text
 MAX_TURNS = 4096  # characters that say how a page is turned
 WHITE = 0xFFFFFFFF
 MAX_NAMED = 3  # losses in a message
+UNCHECKED = (
+    "pypdf cannot read the page, so that what its file has lost of it is not noticed; encrypted "
+    "files may need cryptography (pip install cryptography)"
+)
 NOT_INSTALLED = 'PDF documents are read by pypdfium2 and pypdf (pip install "mmdeploy-llm[pdf]")'
 # Pictures of which PDFium alone can say whether they can be decoded.
 HARD_FILTERS = {b"JPXDecode", b"JBIG2Decode", b"CCITTFaxDecode", b"CCF"}
@@ -81,8 +85,8 @@ def draw(
     turn: int = 0,
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Yields a page on white, uint8 [height, width, 3], with its annotations and what its forms
-    hold. page: its index. size: (width, height) in pixels, after it is turned by `turn` degrees
-    clockwise."""
+    hold; "notes": what is told of it. page: its index. size: (width, height) in pixels, after it is
+    turned by `turn` degrees clockwise."""
     width, height = size
     if width * height > limits["max_pixels"]:
         raise MediaLimitError(
@@ -100,8 +104,7 @@ def draw(
         if _has_lost_picture(opened, is_blank):
             what = "blank" if is_blank else "not whole"
             raise MediaError(f"page {page + 1} is {what}: its picture cannot be decoded")
-        _check_whole(blob, password, page)
-        yield {}, pixels
+        yield {"notes": _check_whole(blob, password, page)}, pixels
         raw.FORM_OnBeforeClosePage(opened, forms)
 
 
@@ -110,8 +113,7 @@ def read_text(
 ) -> Iterator[tuple[dict[str, Any], None]]:
     """Yields the text of a page that its file holds and a reader can see, "" for a page that is a
     picture: without that outside of the crop box and in layers that are off."""
-    reader = structure.open_reader(blob, password)
-    shown = None if reader is None else structure.without_hidden_layers(reader, page)
+    shown = structure.without_hidden_layers(blob, password, page)
     own = (blob, password, page) if shown is None else (shown, None, 0)
     with _opened(*own[:2]) as document, _page(document, own[2]) as opened:
         _turn_to_text(opened, page)
@@ -143,13 +145,15 @@ def _turn_to_text(page: Any, index: int) -> None:
     raw.FPDFPage_SetRotation(page, max(range(4), key=quarters.__getitem__))
 
 
-def _check_whole(blob: bytes, password: str | None, page: int) -> None:
-    """Raises MediaError for a page that draws what its document has lost: PDFium leaves it out."""
+def _check_whole(blob: bytes, password: str | None, page: int) -> list[str]:
+    """Raises MediaError for a page that draws what its document has lost: PDFium leaves it out.
+    Returns a note where that is not known."""
     reader = structure.open_reader(blob, password)
-    lost = () if reader is None else structure.losses(reader, page)
+    lost = None if reader is None else structure.losses(reader, page)
     if lost:
         more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
         raise MediaError(f"page {page + 1} is not whole: {'; '.join(lost[:MAX_NAMED])}{more}")
+    return [UNCHECKED] if lost is None else []
 
 
 @contextmanager

@@ -137,7 +137,7 @@ class PageDrawing(Drawing):
     def draw(self, size: tuple[int, int], limits: MediaLimits) -> np.ndarray:
         """See Drawing. Raises MediaError for a page that is damaged."""
         own = self._document
-        [(_, pixels)] = own.workers.decode(
+        [(fields, pixels)] = own.workers.decode(
             f"{LIBRARY}:draw",
             own.blob,
             limits,
@@ -147,6 +147,7 @@ class PageDrawing(Drawing):
             turn=self._turn,
         )
         assert pixels is not None, "draw yields pixels"
+        self.notes = tuple(fields["notes"])
         return pixels
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from PIL import Image
@@ -64,24 +65,44 @@ def is_installed() -> bool:
     return pypdf is not None
 
 
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A document, by which its reader is found again. Its hash is its length: to hash all of its
+    bytes would take longer than to compare them with those of the last one."""
+
+    blob: bytes
+    password: str | None
+
+    def __hash__(self) -> int:
+        return len(self.blob)
+
+
 def open_reader(blob: bytes, password: str | None) -> Any:
-    """Opens a document, or returns None for one that pypdf cannot read: nothing is known of it.
-    What is damaged in it is no warning."""
+    """Returns a document, or None for one that pypdf cannot read: nothing is known of it. The last
+    one is kept, as its pages are asked for one by one; nobody may change what is read of it."""
+    return _kept(_Document(blob, password))
+
+
+def _read(document: _Document) -> Any:
+    """Opens a document; what is damaged in it is no warning."""
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     try:
-        reader = pypdf.PdfReader(io.BytesIO(blob), strict=False)
-        if reader.is_encrypted and not reader.decrypt(password or ""):
+        reader = pypdf.PdfReader(io.BytesIO(document.blob), strict=False)
+        if reader.is_encrypted and not reader.decrypt(document.password or ""):
             return None
         return reader if isinstance(_pages(reader), dict) else None
     except Exception:  # a parser of strangers' files: it raises anything
         return None
 
 
+_kept = lru_cache(1)(_read)
+
+
 def real_count(reader: Any) -> int:
     """Returns the number of pages that the lists of a document name, whatever they say of it."""
     try:
         return _count(_pages(reader), set(), 0)
-    except Exception:  # see open_reader
+    except Exception:  # see _read
         return 0
 
 
@@ -94,18 +115,18 @@ def with_real_counts(reader: Any) -> bytes | None:
         out = io.BytesIO()
         writer.write(out)
         return out.getvalue()
-    except Exception:  # see open_reader
+    except Exception:  # see _read
         return None
 
 
-def losses(reader: Any, index: int) -> Sequence[str]:
+def losses(reader: Any, index: int) -> Sequence[str] | None:
     """Returns what a page draws and its document has lost, each as "its content (object 13) is
-    missing". index: of the page, from 0."""
+    missing"; None where pypdf cannot read the page. index: of the page, from 0."""
     try:
         page = _page_at(_pages(reader), index, 0)
-        return tuple(_Page(page).losses()) if isinstance(page, dict) else ()
-    except Exception:  # see open_reader
-        return ()
+        return tuple(_Page(page).losses()) if isinstance(page, dict) else None
+    except Exception:  # see _read
+        return None
 
 
 def _pages(reader: Any) -> Any:
@@ -245,7 +266,7 @@ def _object(given: Any) -> Any:
     pypdf takes that one, PDFium none."""
     try:
         return None if _is_another(given) else given.get_object()
-    except Exception:  # see open_reader
+    except Exception:  # see _read
         return None
 
 
@@ -331,7 +352,7 @@ def _decoded(name: str, data: bytes, params: Any) -> bytes:
         if isinstance(params, dict):
             packed[generic.NameObject("/DecodeParms")] = params
         return bytes(packed.get_data())
-    except Exception as error:  # see open_reader
+    except Exception as error:  # see _read
         raise Lost(DAMAGED) from error
 
 
@@ -445,12 +466,15 @@ def _bits_of_pixel(stream: Any) -> int:
     return bits * CHANNELS.get(name, 0)
 
 
-def without_hidden_layers(reader: Any, index: int) -> bytes | None:
+def without_hidden_layers(blob: bytes, password: str | None, index: int) -> bytes | None:
     """Returns a document of one page without the texts of its layers that are off, None for one of
     a document without layers. index: of the page, from 0."""
     try:
+        if "/OCProperties" not in open_reader(blob, password).root_object:
+            return None
+        reader = _read(_Document(blob, password))  # anew: its forms are changed below
         layers = Layers.of(reader.root_object)
-        page: Any = None if layers is None else _page_at(_pages(reader), index, 0)
+        page: Any = _page_at(_pages(reader), index, 0)
         if layers is None or not isinstance(page, dict) or "/Contents" not in page:
             return None
         own = pypdf.PageObject(reader, getattr(page, "indirect_reference", None))
@@ -465,5 +489,5 @@ def without_hidden_layers(reader: Any, index: int) -> bytes | None:
         writer.add_page(own, excluded_keys=("/Annots", "/B", "/StructParents"))
         writer.write(out)
         return out.getvalue()
-    except Exception:  # see open_reader
+    except Exception:  # see _read
         return None

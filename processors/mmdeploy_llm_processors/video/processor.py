@@ -212,7 +212,7 @@ class VideoProcessor(VideoOpener):
             prompt_text=self.written(plan),
             num_frames=len(plan.indices),
             seconds=plan.seconds,
-            notes=plan.timeline.notes,
+            notes=tuple(dict.fromkeys((*plan.timeline.notes, *item.video.notes))),
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:

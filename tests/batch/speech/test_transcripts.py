@@ -16,7 +16,7 @@ import pytest
 from mmdeploy_llm.batch.speech.joining import Line, joined
 from mmdeploy_llm.batch.speech.plan import plan as plan_of
 from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor, windows_of
-from mmdeploy_llm.batch.speech.sources import Source, Sources
+from mmdeploy_llm.batch.speech.sources import Source, Sources, digest_of_file
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
 from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
@@ -415,6 +415,28 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "a.wav")
     (found,) = run([tmp_path / "a.wav"], Engine()).values()
     assert found.error.endswith("the file is not a regular file")
+
+
+def test_no_program_is_waited_for_to_say_what_transcripts_are_made_of(tmp_path):
+    path = written(tmp_path / "a.wav", 0.1)
+    (tmp_path / "a.srt").write_text("by hand")
+    os.mkfifo(tmp_path / "a.source")
+    (own,) = plan([str(path)], ("srt",), None).refused
+    assert "a.source" in own.error
+    assert "does not say" in own.error
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_sound_is_hashed_if_it_is_a_file(tmp_path, is_link):
+    path, pipe = written(tmp_path / "a.wav", 0.1), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place, digest in ((path, blake2b(path.read_bytes(), digest_size=20).hexdigest()),
+                          (pipe, None), (tmp_path / "none", None)):  # fmt: skip
+        named = tmp_path / "link" if is_link else place
+        if is_link:
+            named.unlink(missing_ok=True)
+            named.symlink_to(place)
+        assert digest_of_file(named) == digest
 
 
 def test_folders_that_cannot_be_written_are_told_first(tmp_path, monkeypatch):

@@ -164,6 +164,21 @@ def test_a_tied_head_is_written_where_it_is_another_now(tmp_path, tied, changed)
     assert not torch.equal(found[f"{changed}.weight"], begun)
 
 
+def test_modules_that_the_adapter_has_lost_are_told(tmp_path, dense, caplog):
+    """An adapter that is whole is merged without a word."""
+    size = tuple(weights(dense)[f"{Q}.weight"].shape)
+    queries = sorted(key for key in weights(dense) if key.endswith("q_proj.weight"))
+    layers = [key.removesuffix(".weight") for key in queries]
+    for name, paths in (("whole", layers), ("half", layers[:-1])):
+        caplog.clear()
+        adapter(tmp_path / name, dict.fromkeys(paths, size), target_modules=["q_proj"])
+        merge_adapter(str(dense), tmp_path / name, tmp_path / f"out {name}")
+        told = [text for text in caplog.messages if "has no tensors for" in text]
+        assert len(told) == (name == "half")
+    assert "'half' has no tensors for 1 modules" in told[0]
+    assert layers[-1] in told[0]
+
+
 def test_a_vocabulary_that_grew_and_the_tokenizer_of_the_adapter_are_taken(tmp_path, dense):
     hidden = weights(dense)["lm_head.weight"].shape[1]
     adapter(tmp_path / "a", {Q: (hidden, hidden)})

@@ -148,7 +148,7 @@ def test_all_parts_with_small_models_on_the_cpu(gpu, tmp_path):
         [sys.executable, str(SCRIPT), *options],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=3600,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]

@@ -49,7 +49,7 @@ def test_a_name_has_one_default_and_one_spelling_in_all_commands():
 
 
 def run_with(words, *parts):
-    """What a command with these parameters has after the words."""
+    """Returns what a command with these parameters has after the words."""
     found = {}
 
     def command(ctx: typer.Context, **given) -> None:

@@ -195,7 +195,7 @@ def test_webdataset_reads_tars(folder):
 
 
 def test_datasets_reads_tars(folder, datasets):
-    """Of items that failed, also the first ones, nothing is read."""
+    """They read nothing of items that failed, also the first ones."""
     found = export_tar(FAILED, *captions(), FAILED)
     assert found.notes == ()
     rows = loaded(datasets, "webdataset", data_files="shards.tar/*.tar")
@@ -240,7 +240,8 @@ def test_tables_in_parquet_are_read(tmp_path, monkeypatch, datasets):
 
 
 def test_tables_in_csv_are_read(tmp_path, monkeypatch, datasets):
-    """With the options that docs/outputs.md names; the apostrophe before formulas is ours."""
+    """They are read with the options that docs/outputs.md names; the apostrophe before formulas is
+    ours."""
     monkeypatch.chdir(tmp_path)
     pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.csv")
     write("t.csv", *texts())

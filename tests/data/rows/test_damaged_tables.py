@@ -62,7 +62,7 @@ def check_once(rows, num_rows=NUM_ROWS):
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_a_cell_that_python_cannot_hold_is_an_error_of_its_row(read, tmp_path, suffix):
-    """In one file of two columns for each kind, so that a process is started for each suffix only:
+    """One file has two columns for each kind, so that a process is started for each suffix only:
     the fault of a column is told for its own row, the others are read."""
     for name, column in COLUMNS.items():
         write(tmp_path / f"{name}.{suffix}", pyarrow.table({"x": column}))

@@ -119,7 +119,7 @@ def test_a_reader_that_yields_nothing(body, reason, tmp_path):
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("fault", ["import nothing_like_it", "os._exit(3)"])
 def test_a_module_that_cannot_be_imported_is_told_at_once(fault, tmp_path):
-    """In the process that reads, where it is imported."""
+    """It is imported, and fails, in the process that reads."""
     kinds = kinds_of(tmp_path, top=f"if 'pytest' not in sys.modules:\n    {fault}")
     with pytest.raises(ConfigError, match=r"nothing_like_it|cannot be loaded"):
         open_rows(str(write(tmp_path)), kinds=kinds)

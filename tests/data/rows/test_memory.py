@@ -87,7 +87,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, suffix):
         path = tmp_path / f"{num_rows}.{suffix}"
         WRITERS[suffix](path, map(blob_of, range(num_rows)))
         done = subprocess.run(
-            [sys.executable, "-c", READS, str(path)], capture_output=True, text=True, timeout=600
+            [sys.executable, "-c", READS, str(path)], capture_output=True, text=True, timeout=1800
         )
         assert done.returncode == 0, done.stderr
         num_bytes, peak = map(int, done.stdout.split())

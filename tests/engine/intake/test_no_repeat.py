@@ -1,4 +1,4 @@
-"""What a request must not repeat: its own rule, its family's, or none."""
+"""A request must not repeat what its own rule, its family's, or none forbids."""
 
 import pytest
 

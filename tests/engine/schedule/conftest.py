@@ -306,7 +306,7 @@ class CheckingExecutor:
         return min([item.start, *(first + self.config.window - 1 for first in begins)])
 
     def _check_windows(self, items):
-        """After the step, so that no request wrote what another one attends to."""
+        """Runs after the step, so that no request wrote what another one attends to."""
         window, size = self.config.window, self.config.block_size
         for item in items:
             slot, end = self.slots[item.request_id], item.start + item.num_tokens

@@ -17,7 +17,7 @@ def used(budget, *refs):
 
 
 def keys(budget):
-    """What the next plan frees, and what it reads."""
+    """Returns what the next plan frees, and what it reads."""
     return budget.take_unload(), tuple(ref.key for ref in budget.take_load())
 
 

@@ -1,4 +1,4 @@
-"""What an engine changes of its process, and puts back."""
+"""An engine changes some things of its process, and puts them back."""
 
 from types import SimpleNamespace
 

@@ -171,7 +171,7 @@ def test_processes_that_start_one_model_at_once_are_both_right(tiny_folder, tmp_
     for process in both:
         process.stdin.write("go\n")
         process.stdin.flush()
-    ends = [process.communicate(timeout=300) for process in both]
+    ends = [process.communicate(timeout=1800) for process in both]
     assert ends[0] == ends[1]
     assert ends[0][0].startswith("[")
     assert not ends[0][1]

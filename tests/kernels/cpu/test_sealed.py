@@ -155,6 +155,6 @@ def test_two_processes_at_once_compile_and_load(tmp_path):
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    ends = [process.communicate(timeout=300) for process in both]
+    ends = [process.communicate(timeout=1800) for process in both]
     assert [out for out, _ in ends] == ["loaded\n"] * 2, ends
     assert len(list(tmp_path.iterdir())) == 1

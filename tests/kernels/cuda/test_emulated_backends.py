@@ -88,7 +88,7 @@ def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_ca
 
 @pytest.mark.full
 def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, install):
-    """In 16 bits, with windows and whole images of different sizes."""
+    """It is computed in 16 bits, with windows and whole images of different sizes."""
     folder = folder_of("qwen2_5_vl")
     options = {**whole.OPTIONS, "dtype": "float16", "native_kernels": False}
     options |= {"attention_backend": "reference", "enforce_eager": True}

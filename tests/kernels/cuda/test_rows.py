@@ -71,8 +71,8 @@ def test_values_beyond_exp(kernels, make):
 def test_rotary(
     kernels, dtypes, make, triton_device, assert_near, is_interleaved, head_dim, rotary_dim, axes
 ):
-    """In place on a slice of a wider tensor, with and without norms of the heads before it, with
-    and without M-RoPE."""
+    """They are rotated in place on a slice of a wider tensor, with and without norms of the heads
+    before it, with and without M-RoPE."""
     num_pairs = (rotary_dim or head_dim) // 2
     config = RotaryConfig(
         head_dim=head_dim,

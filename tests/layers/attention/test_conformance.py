@@ -27,7 +27,7 @@ class TestNative(AttentionBackendConformance):
 
 @pytest.mark.full
 class TestTriton(AttentionBackendConformance):
-    """In Triton's interpreter, where there is no card."""
+    """Runs in Triton's interpreter, where there is no card."""
 
     spec = SPECS["triton"]
 

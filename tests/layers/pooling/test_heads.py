@@ -92,7 +92,8 @@ def test_another_head_of_any_family_equals_transformers(tiny_folder, tmp_path, f
 
 @pytest.mark.full
 def test_a_folder_with_a_pooling_needs_no_output_head(tiny_folder, tmp_path):
-    """As Qwen3-Embedding is stored: the name of the model with a head, the keys of one without."""
+    """Qwen3-Embedding is stored so: it has the name of the model with a head, the keys of one
+    without."""
     without_head(tiny_folder("qwen3", tie_word_embeddings=False), tmp_path / "new", "base")
     config = json.loads((tmp_path / "new/config.json").read_text())
     config["architectures"] = ["Qwen3ForCausalLM"]

@@ -69,7 +69,7 @@ def assert_same(theirs, outputs, name="embedding"):
 
 
 def test_the_last_token_with_a_prompt(st, tiny_folder, tmp_path):
-    """As Qwen3-Embedding: the tokenizer adds the token whose state is the vector."""
+    """Qwen3-Embedding has it so: the tokenizer adds the token whose state is the vector."""
     first = st.Transformer(write(tiny_folder("qwen3"), tmp_path / "plain", ends=True))
     size = first.get_embedding_dimension()
     made = st.Vectors(
@@ -135,7 +135,7 @@ def test_vectors_of_conversations(st, tiny_folder, tmp_path):
 
 
 def test_attention_in_both_directions(st, tmp_path):
-    """As EmbeddingGemma: the mean, two dense layers; windows in most layers."""
+    """EmbeddingGemma has it so: the mean, two dense layers; windows in most layers."""
     folder = write_tiny("gemma3_text", tmp_path / "tiny", use_bidirectional_attention=True)
     first = st.Transformer(write(folder, tmp_path / "plain"))
     size = first.get_embedding_dimension()

@@ -75,8 +75,8 @@ def loaded(folder, tensors):
 
 
 def test_a_checkpoint_of_the_first_years_loads(tmp_path):
-    """With a prefix, the names of TensorFlow's norms, a buffer of positions, and the heads of the
-    pre-training, but without a pooler."""
+    """It has a prefix, the names of TensorFlow's norms, a buffer of positions, and the heads of the
+    pre-training, but no pooler."""
     write_family(tiny.BERT, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     expected = dict(loaded(tmp_path, tensors).named_parameters())

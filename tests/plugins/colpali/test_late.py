@@ -61,7 +61,8 @@ def span_of(ids, processor, item, tokenizer):
 
 
 class LateReference(EmbedderReference):
-    """With the positions of M-RoPE, which the class of transformers takes but does not compute."""
+    """Computes the positions of M-RoPE, which the class of transformers takes but does not
+    compute."""
 
     def _asked(self, model, prompt, media):
         ids = torch.tensor([list(prompt)])

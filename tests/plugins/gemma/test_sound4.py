@@ -80,7 +80,7 @@ def test_a_model_without_a_tower_says_so(folder):
 
 @pytest.mark.full
 def test_sounds_and_a_picture_as_transformers(folder, processor, noise):
-    """In one prompt and in several, whole and in chunks of a batch."""
+    """They stand in one prompt and in several, whole and in chunks of a batch."""
     assert_as_transformers(folder, processor, noise)
 
 

@@ -163,7 +163,7 @@ def joined(kind, items):
 
 @pytest.mark.full
 def test_two_sounds_a_picture_and_a_video(family, noise):
-    """In one prompt; the video without its sound."""
+    """All stand in one prompt; the video is without its sound."""
     given = {
         # Of whole windows: in Qwen3-Omni's tower transformers fills shorter ones for the batch.
         "audio": [sound(1.0), sound(2.0, 1)],

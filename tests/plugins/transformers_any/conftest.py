@@ -418,7 +418,8 @@ def reference(request, reference_of):
     ]
 )
 def one_reference(request, reference_of):
-    """For what all families share: one in CI whose images see each other, one with tiles."""
+    """Chooses models for what all families share: one in CI whose images see each other, one with
+    tiles."""
     return reference_of(request.param)
 
 

@@ -69,8 +69,8 @@ def answers(llm):
 @pytest.mark.full
 @pytest.mark.one_is_quick
 def test_answers_are_those_of_generate(made):
-    """In a batch and again, from prefixes or in chunks where these are possible, and in a pool in
-    which requests are preempted."""
+    """They are so in a batch and again, from prefixes or in chunks where these are possible, and in
+    a pool in which requests are preempted."""
     name, folder, wanted = made
     repeats = CLASSES[name] == REPEATED
     steps = {"max_num_batched_tokens": 32 if repeats else 7, "max_num_seqs": 4}

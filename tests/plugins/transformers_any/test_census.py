@@ -99,7 +99,7 @@ def test_every_class_is_counted_in_the_page(page, data):
 
 @pytest.mark.long
 def test_a_sample_of_the_table(census, table):
-    """In a process of its own, which may fork: this one has threads."""
+    """Runs in a process of its own, which may fork: this one has threads."""
     kinds = ("--only", "text", "odd", "images")
     command = [sys.executable, "-W", "ignore", census.__file__, *SAMPLE, *kinds]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

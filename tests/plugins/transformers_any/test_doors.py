@@ -130,7 +130,7 @@ ROBERTAS = {
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", ROBERTAS)
 def test_roberta_counts_from_after_padding(tmp_path, name):
-    """As it was trained, and up to the last position that it has."""
+    """It counts as it was trained, up to the last position that it has."""
     kind = ROBERTAS[name]
     fields = text_fields(max_position_embeddings=12, num_hidden_layers=1, is_decoder=True)
     fields |= {"pad_token_id": 4, "architectures": [kind.__name__]}

@@ -30,7 +30,7 @@ def shrink(load_file):
 
 
 def test_entries_are_made_of_all_tokens_so_far():
-    """Of tokens that come in several steps, as of those that come in one."""
+    """Tokens that come in several steps make the same entries as those that come in one."""
     places, memory = pages.Places(), Memory()
     kept = [pages.Kept(window=4, compress_rate=2)]
     rows = torch.arange(20.0).view(1, 5, 4)
@@ -57,7 +57,8 @@ def test_the_limit_counts_tokens_not_entries(shrink):
 @pytest.mark.full
 @pytest.mark.parametrize("name", CLASSES)
 def test_in_a_tight_pool_and_in_few_bits(shrink, tmp_path, make_llm, name):
-    """In chunks, from the prefix cache, and after preemption; in few bits, all of these are one."""
+    """Answers are equal in chunks, from the prefix cache, and after preemption; in few bits, all of
+    these are one."""
     kind = getattr(transformers, name)
     config = shrink.shrunk(kind.config_class)
     config.architectures = [name]

@@ -84,7 +84,7 @@ def answers(llm, found, params=GREEDY):
 
 @pytest.mark.full
 def test_a_whole_prompt_sees_itself(reference, make_llm, picture):
-    """In a batch and again, and in a pool that holds few of them."""
+    """It does so in a batch and again, and in a pool that holds few of them."""
     found = prompts_of(picture)
     expected = [reference.generate(theirs, images) for _, theirs, images in found]
     llm, stats = make_llm(reference.folder)
@@ -96,8 +96,8 @@ def test_a_whole_prompt_sees_itself(reference, make_llm, picture):
 
 @pytest.mark.full
 def test_preempted_prompts_are_computed_whole_again(tmp_path, make_llm, picture):
-    """In few bits, too. PaliGemma 1 has no windows, for which a tight pool would take one request
-    at a time."""
+    """They are so in few bits, too. PaliGemma 1 has no windows, for which a tight pool would take
+    one request at a time."""
 
     def first(tokenizer):
         return paligemma(tokenizer, model_type="gemma", sliding_window=None)

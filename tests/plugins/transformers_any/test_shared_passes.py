@@ -59,7 +59,8 @@ def answers(llm):
 @pytest.mark.few_in_ci(4)
 @pytest.mark.full
 def test_answers_are_those_of_a_pass_for_each(folder, census, monkeypatch):
-    """In one batch, in steps that hold prompts too, and in a pool where requests are preempted."""
+    """They are so in one batch, in steps that hold prompts too, and in a pool where requests are
+    preempted."""
     name, made = folder
     counts = []
     plain = BySequence._shared_pass

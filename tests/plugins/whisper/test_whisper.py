@@ -209,7 +209,7 @@ def lively(tiny_folder):
 
 @pytest.fixture(scope="module")
 def expected(lively, tokenizer):
-    """What transformers writes: the tokens after those of the prompt."""
+    """Returns what transformers writes: the tokens after those of the prompt."""
     folder = lively
     model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(folder)
@@ -322,7 +322,8 @@ def test_a_language_that_the_model_does_not_know_is_told_at_once(folder):
 
 
 def test_sentences_and_times_are_those_of_transformers(folder):
-    """Of answers as the rules allow them: times in pairs, the last one perhaps alone or missing."""
+    """They are read of answers as the rules allow them: times in pairs, the last one perhaps alone
+    or missing."""
     rule, first = WhisperSpeech(read_checkpoint(folder)), NO_TIMES + 1
     assert (rule.seconds, rule.rate) == (4.0, RATE)
     rng, step = np.random.default_rng(0), torch.tensor([0.0], dtype=torch.float64)

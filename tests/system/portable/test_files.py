@@ -13,7 +13,7 @@ from mmdeploy_llm.system.portable import files, folders, limits, machine
 
 @pytest.fixture(params=["own", "others"])
 def reads(request, monkeypatch):
-    """With the calls of this system, and without."""
+    """Reads with the calls of this system, and without."""
     if request.param == "others":
         for name in ("pread", "preadv"):
             monkeypatch.delattr(os, name, raising=False)
@@ -57,7 +57,7 @@ def test_room_is_reserved(tmp_path, monkeypatch, has_call):
 
 @pytest.fixture(params=["by the system", "by comparison"])
 def refusal(request, monkeypatch):
-    """How a link is refused."""
+    """Returns how a link is refused."""
     if request.param == "by comparison":
         monkeypatch.setattr(files, "NOFOLLOW", 0)
     return request.param

@@ -460,7 +460,7 @@ def test_safetensors_files_when_they_are_asked_for(tiny_copy, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("family", "options"), CASES.values(), ids=CASES)
 def test_the_config_of_a_file_is_the_models(tiny_copy, tmp_path, family, options):
-    """To the last digit."""
+    """Its numbers are equal to the last digit."""
     source, place = tmp_path / "source", tmp_path / "place"
     tiny_copy(family, source, **options)
     place.mkdir()

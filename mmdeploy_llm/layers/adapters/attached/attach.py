@@ -33,6 +33,7 @@ from .places import Attached, Piece, Place, Placed, combined, held_of, shared, s
 logger = logging.getLogger(__name__)
 
 LAYER = re.compile(r"\.\d+\.")
+MAX_SHOWN = 3  # names in a warning
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +103,20 @@ class Blueprint:
             return ()
         raise _refusal(adapter, path, "this model has no such module")
 
-    def lacking(self, adapter: Adapter) -> list[str]:
+    def tell(self, name: str, adapter: Adapter) -> None:
+        """Warns of an adapter that is not whole, or that changes nothing."""
+        if adapter.is_without_effect:
+            logger.warning("adapter %r changes nothing: all that it adds is zero", name)
+        if lacking := self._lacking(adapter):
+            logger.warning(
+                "adapter %r has no tensors for %d modules that its config names, such as %s; was "
+                "it saved whole?",
+                name,
+                len(lacking),
+                ", ".join(lacking[:MAX_SHOWN]),
+            )
+
+    def _lacking(self, adapter: Adapter) -> list[str]:
         """Returns the modules beside those that an adapter changes, in other layers or with other
         names of its target_modules, that it leaves as they are."""
         targets = adapter.config.target_modules

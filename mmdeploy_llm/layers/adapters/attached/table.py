@@ -3,13 +3,11 @@ when they are needed."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.layers.adapters.adapter import Adapter
 from mmdeploy_llm.layers.adapters.folder import read_adapter
 from mmdeploy_llm.values.adapter_ref import AdapterRef
 from mmdeploy_llm.values.text.spelling import meant
@@ -18,9 +16,6 @@ from mmdeploy_llm.weights.folder import naming, resolve_adapter
 from .attach import Blueprint
 from .served import key_of
 
-logger = logging.getLogger(__name__)
-
-MAX_SHOWN = 3  # names in a warning
 MAX_SHRINK = 4  # the bytes of a float64 in a file for those of a float16 in memory
 
 
@@ -77,7 +72,7 @@ class AdapterTable:
                     self._blueprint = self._new_blueprint()
                 attached = self._blueprint.attach(adapter)
                 has_media = self._blueprint.has_media(attached)
-                _tell(name, adapter, self._blueprint.lacking(adapter))
+                self._blueprint.tell(name, adapter)
         ref = AdapterRef(
             name=name,
             folder=str(Path(folder).absolute()),
@@ -106,17 +101,3 @@ class AdapterTable:
         ref = self.find(name)
         self._refs.pop(name, None)
         return ref
-
-
-def _tell(name: str, adapter: Adapter, lacking: Sequence[str]) -> None:
-    """Warns of an adapter that is not whole, or that changes nothing."""
-    if adapter.is_without_effect:
-        logger.warning("adapter %r changes nothing: all that it adds is zero", name)
-    if lacking:
-        logger.warning(
-            "adapter %r has no tensors for %d modules that its config names, such as %s; was it "
-            "saved whole?",
-            name,
-            len(lacking),
-            ", ".join(lacking[:MAX_SHOWN]),
-        )

@@ -46,12 +46,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """A file with the size that its samples have. share: the size that its header said, divided by
-    this one: more than 1 where the file is cut off."""
+class Link:
+    """A part that FFmpeg reads as a file: a link of a chain of Ogg, another file whole.
+
+    share: the size of the samples that the header said, divided by that which they have: more than
+    1 where the file is cut off. stated: seconds that a header says which FFmpeg does not tell.
+    num_lost: packets that end on pages with a wrong checksum. num_samples: at most so many, where
+    the last page says so; FFmpeg reads more of a link of one page.
+    """
 
     blob: bytes
     share: float = 1.0
+    stated: float | None = None
+    num_lost: int = 0
+    num_samples: int | None = None
 
 
 WAVE = Layout(start=12, samples=b"data", order="little")
@@ -76,16 +84,16 @@ LAYOUTS: Mapping[bytes, Layout] = MappingProxyType(
 LARGE, DS64, DATA_SIZE = (b"RF64", b"BW64"), b"ds64", 8  # where the size of the samples stands
 
 
-def whole(blob: bytes) -> Whole:
+def whole(blob: bytes) -> Link:
     """Returns a file with all the samples that are there."""
     layout = LAYOUTS.get(blob[:4])
     found = None if layout is None else chunk(blob, layout.samples, layout)
     if layout is None or found is None:
-        return Whole(blob=blob)
+        return Link(blob=blob)
     if blob[:4] in LARGE:
         sizes = chunk(blob, DS64, layout)
         if sizes is None:
-            return Whole(blob=blob)
+            return Link(blob=blob)
         at = sizes.place + DATA_SIZE
         said = int.from_bytes(blob[at : at + 8], "little")
         found = Chunk(place=found.place, size=said, field=at)
@@ -93,11 +101,11 @@ def whole(blob: bytes) -> Whole:
     there = len(blob) - found.place
     if not is_known(found.size) or not there or _are_chunks(blob, end, layout):
         is_cut = is_known(found.size) and found.size > there > 0
-        return Whole(blob=blob, share=found.size / there if is_cut else 1.0)
+        return Link(blob=blob, share=found.size / there if is_cut else 1.0)
     width = 8 if blob[:4] in LARGE else layout.size
     size = min(there + layout.own, 2 ** (8 * width) - 1).to_bytes(width, layout.order)
     mended = blob[: found.field] + size + blob[found.field + width :]
-    return Whole(blob=mended, share=found.size / there)
+    return Link(blob=mended, share=found.size / there)
 
 
 def chunk(blob: bytes, name: bytes, layout: Layout = WAVE) -> Chunk | None:

@@ -4,10 +4,11 @@ what FFmpeg reads as a file each."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from .chunks import whole
+from .chunks import Link, whole
 from .formats import after_tags
-from .ogg import Link, links
+from .ogg import links
 from .riff import corrected
 from .riff import stated_seconds as stated_by_riff
 
@@ -53,5 +54,5 @@ def parts_of(blob: bytes, name: str) -> Iterable[Link]:
     found = whole(blob)
     if name == "wav":
         stated = stated_by_riff(found.blob)
-        return (Link(blob=corrected(found.blob), share=found.share, stated=stated),)
-    return (Link(blob=found.blob, share=found.share),)
+        return (replace(found, blob=corrected(found.blob), stated=stated),)
+    return (found,)

@@ -10,25 +10,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .chunks import Link
+
 MAGIC = b"OggS"
 HEADER = 27  # bytes before the sizes
 CHECKSUM = slice(22, 26)
 BEGINS = 2  # flag of the first page of a stream
 VORBIS = b"\x01vorbis"  # how its first packet begins; granules are samples
 REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A link of a chain. num_lost: packets that end on pages with a wrong checksum. num_samples: at
-    most so many, where its last page says so; FFmpeg reads more of a link of one page. stated:
-    seconds that a header says which FFmpeg does not tell; share: see chunks.Whole."""
-
-    blob: bytes
-    num_lost: int = 0
-    num_samples: int | None = None
-    stated: float | None = None
-    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

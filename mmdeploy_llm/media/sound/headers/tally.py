@@ -16,7 +16,7 @@ class Tally:
     """Counts what is read of a file; its reader is the only writer.
 
     name: FFmpeg's of the format. num_whole, num_damaged: packets. seconds: that were read; stated:
-    that the header says, 0 where it does not. share: see chunks.Whole. tracks: languages of the
+    that the header says, 0 where it does not. share: see chunks.Link. tracks: languages of the
     sound tracks; track: the one that is read. clocks: of its parts. lost: seconds of damaged
     packets of files without times, in whose places silence stands; position: seconds before the
     next frame of such a file.

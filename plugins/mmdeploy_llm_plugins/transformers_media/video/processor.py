@@ -120,7 +120,7 @@ class AnyVideoProcessor(VideoOpener):
             prompt_text=made.text,
             num_frames=len(plan.indices),
             seconds=covered_seconds(plan.timeline, plan.indices),
-            notes=plan.timeline.notes,
+            notes=tuple(dict.fromkeys((*plan.timeline.notes, *item.video.notes))),
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
@@ -275,6 +275,7 @@ class _Noise:
     timeline = TRIAL
     digest = TRIAL_NAME
     has_chosen_frames = True
+    notes: Sequence[str] = ()
 
     def read(self, indices: Sequence[int]) -> Iterator[Any]:
         """See OpenVideo."""

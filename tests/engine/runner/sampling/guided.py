@@ -1,4 +1,4 @@
-"""What a constraint bans, for tests."""
+"""Finds what a constraint bans, for tests."""
 
 import torch
 

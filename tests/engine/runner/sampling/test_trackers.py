@@ -49,7 +49,7 @@ def test_ngrams(prompt, output, size):
 
 
 def plainly_banned(output, size, window, may_repeat):
-    """As DeepSeek-OCR's processor finds them: looks at every n-gram in the window."""
+    """Looks at every n-gram in the window, as DeepSeek-OCR's processor does."""
     if len(output) < size:
         return set()
     prefix = tuple(output[len(output) - size + 1 :])
