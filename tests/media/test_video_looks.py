@@ -223,3 +223,27 @@ def test_transparent_pixels_are_white(codec, pix_fmt):
     shown = seen(buffer.getvalue())
     assert np.abs(shown[32, 96] - 255).max() <= 2
     assert np.abs(shown[32, 32] - (200, 30, 30)).max() <= 8
+
+
+def test_a_later_frame_of_another_shape_keeps_it(videos):
+    """Recordings of calls change their size: a wide picture, then a tall one, a larger one."""
+    buffer = io.BytesIO()
+    sizes = ((128, 64), (64, 128), (256, 128))
+    with av.open(buffer, "w", format="webm") as file:
+        stream = file.add_stream("libvpx", rate=10)
+        stream.width, stream.height, stream.pix_fmt = *sizes[0], "yuv420p"
+        for number, (width, height) in enumerate(sizes):
+            coder = av.CodecContext.create("libvpx", "w")
+            coder.width, coder.height, coder.pix_fmt = width, height, "yuv420p"
+            coder.time_base = Fraction(1, 10)
+            pixels = np.full((height, width, 3), 255, np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            for packet in (*coder.encode(frame), *coder.encode(None)):
+                packet.stream = stream
+                file.mux(packet)
+    wide, tall, large = open_video(buffer.getvalue(), LIMITS).read([0, 1, 2])
+    assert wide.size == tall.size == large.size == (128, 64)
+    assert np.asarray(wide).min() > 240 and np.asarray(large).min() > 240
+    bright = np.asarray(tall).max(axis=2) > 127  # 64 x 128 within 128 x 64 is 32 x 64
+    assert bright.all(axis=0).sum() == 32 and bright.any(axis=0).nonzero()[0].min() == 48

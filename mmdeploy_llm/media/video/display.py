@@ -9,7 +9,7 @@ from fractions import Fraction
 import av
 from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mmdeploy_llm.media.image.modes import on_white
 
@@ -38,15 +38,16 @@ TRANSPOSES = {
 
 
 class Display:
-    """Shows the frames of a video, for one thread. aspect: width of a pixel by its height."""
+    """Shows the frames of a video, for one thread. aspect: width of a pixel by its height. size:
+    (width, height) of the video, within which later frames of another size are shown."""
 
-    def __init__(self, aspect: Fraction) -> None:
-        self._aspect = aspect
+    def __init__(self, aspect: Fraction, size: tuple[int, int]) -> None:
+        self._aspect, self._size = aspect, size
         self._converter = VideoReformatter()  # keeps its tables from frame to frame
 
     def shown(self, frame: av.VideoFrame) -> Image.Image:
         """Returns the frame as it is displayed, in RGB; transparency becomes white. Other angles
-        than right ones are not turned."""
+        than right ones are not turned. A frame of another shape has black bars, as in players."""
         width, height = stretched(frame.width, frame.height, self._aspect)
         is_stored = (width, height) == (frame.width, frame.height)
         has_alpha = _has_alpha(frame)
@@ -64,7 +65,8 @@ class Display:
         if frame.color_trc in (PQ, HLG):
             image = to_sdr(image, frame.color_trc)
         turn = TRANSPOSES.get(_signs(frame))
-        return image.transpose(turn) if turn is not None else image
+        image = image.transpose(turn) if turn is not None else image
+        return image if image.size == self._size else ImageOps.pad(image, self._size)
 
 
 def shown_size(frame: av.VideoFrame, aspect: Fraction) -> tuple[int, int]:
