@@ -244,6 +244,8 @@ def test_a_later_frame_of_another_shape_keeps_it(videos):
                 file.mux(packet)
     wide, tall, large = open_video(buffer.getvalue(), LIMITS).read([0, 1, 2])
     assert wide.size == tall.size == large.size == (128, 64)
-    assert np.asarray(wide).min() > 240 and np.asarray(large).min() > 240
+    assert np.asarray(wide).min() > 240
+    assert np.asarray(large).min() > 240
     bright = np.asarray(tall).max(axis=2) > 127  # 64 x 128 within 128 x 64 is 32 x 64
-    assert bright.all(axis=0).sum() == 32 and bright.any(axis=0).nonzero()[0].min() == 48
+    assert bright.all(axis=0).sum() == 32
+    assert bright.any(axis=0).nonzero()[0].min() == 48

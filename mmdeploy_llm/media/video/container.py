@@ -240,9 +240,7 @@ def _joined(
     return joined(packets, unit, 1 / _rate(stream), may_leap=name in RESTARTS)
 
 
-def _start(
-    clock: Clock, pts: Sequence[int], first: _First | None, parts: Joined | None
-) -> int:
+def _start(clock: Clock, pts: Sequence[int], first: _First | None, parts: Joined | None) -> int:
     """Returns the place of the first frame that can be decoded; 0 where nothing tells it."""
     if parts is not None:
         place = parts.place_of(first.pts, after=-1) if first else None

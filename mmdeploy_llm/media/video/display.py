@@ -11,9 +11,8 @@ from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from PIL import Image, ImageOps
 
+from mmdeploy_llm.media.image.hdr import HLG, PQ, to_sdr
 from mmdeploy_llm.media.image.modes import on_white
-
-from .hdr import HLG, PQ, to_sdr
 
 MATRIX = struct.Struct("=9i")  # rows (a, b, u), (c, d, v), (x, y, w); a to d are 16.16 fixed point
 UPRIGHT = (1, 0, 0, 1)
