@@ -175,6 +175,17 @@ def unused(rows: Iterable[Mapping[str, Any]], read: Collection[str], kinds: Kind
     return list(found)
 
 
+def names_of_files(rows: Sequence[Mapping[str, Any]], kinds: KindTable) -> list[str]:
+    """Returns the columns of the first rows that hold nothing but names of files of media."""
+    held: dict[str, list[bool]] = {}
+    for values in rows:
+        for name, value in values.items():
+            if value is not None:
+                is_name = isinstance(value, str) and kinds.of_name(value) is not None
+                held.setdefault(name, []).append(is_name)
+    return [name for name, are_names in held.items() if all(are_names)]
+
+
 def _kind(name: str, value: Any, kinds: KindTable) -> str | None:
     """Returns the kind of media in a cell; None if it is none."""
     kind, first = kind_of_cell(value, kinds)

@@ -193,3 +193,33 @@ def test_columns_of_pixels_and_of_their_texts_are_told(read, caplog):
     told = caplog.records[0].message.partition("not used: ")[2].partition(";")[0]
     expected = ["x", "depth", "floats", "dict", "object", "image"]
     assert told == ", ".join(map(repr, expected))
+
+
+def test_media_after_the_first_rows_are_not_left_out_in_silence(read):
+    """The first rows show which columns have media: one that is empty there may have some later."""
+    cells = [None] * 20
+    table = pa.table(
+        {
+            "pic": pa.array([*cells, PNG], BYTES),
+            "image": pa.array([*cells[1:], "x.png", None], TEXTS),
+            "words": pa.array([*cells[2:], "a", "b", "c"], TEXTS),
+        }
+    )
+    *others, named, with_bytes = read(table)
+    assert not any(isinstance(item, BadItem) for item in others)
+    assert "the column 'image' looks like media, and is empty in the first" in named.message
+    assert "name it with --media-column KIND=pic" in with_bytes.message
+    *_, last = read(table, image="pic")
+    assert media(last) == [PNG]
+
+
+def test_a_column_of_names_of_files_is_told_where_no_media_are_read(read, caplog):
+    names = {"photo": ["a.png", "b c.jpg"], "note": ["see a.png", "none"], "of": ["a.py", "b.py"]}
+    with caplog.at_level(logging.WARNING):
+        read(pa.table(names))
+    assert "are not used: 'photo'; name" in caplog.records[0].message
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        read(pa.table({**names, "image": [PNG, PNG]}))
+        read(pa.table(names), "What is {photo}?")
+    assert not caplog.records
