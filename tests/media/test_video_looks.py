@@ -113,6 +113,12 @@ def test_light_of_pq_is_mapped(videos):
     assert found[7] >= 253
 
 
+def test_code_values_stay_as_stored(videos):
+    blob = grey_video(videos, [0.2, 0.5, 0.75], 16)
+    found = patches(seen(blob, replace(LIMITS, pixels="as-stored")))[:, 0]
+    assert found == pytest.approx([51, 127.5, 191], abs=2)
+
+
 def test_light_of_hlg_is_mapped(videos):
     """A display of 1,000 cd/m2 shows grey of scene light E at 1,000 E to the power of 1.2."""
     scene = [0.001, 0.02, 0.05, 0.1, 0.13, 0.265, 0.5, 1.0]

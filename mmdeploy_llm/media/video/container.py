@@ -58,7 +58,7 @@ class Track:
         frame, or gives frames those of others, so pts are 0, 1, 2, ... "joined": the same, and
         `joined` says which frame that is.
     has_keys: some packet is marked as a key frame, so decoding begins with one.
-    aspect: width of a pixel by its height.
+    aspect: width of a pixel by its height. is_mapped: whether high dynamic range is.
     """
 
     timeline: Timeline
@@ -67,6 +67,7 @@ class Track:
     clock: Clock
     has_keys: bool
     aspect: Fraction
+    is_mapped: bool
     joined: Joined | None = None
 
 
@@ -225,6 +226,7 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         clock=clock,
         has_keys=has_keys,
         aspect=aspect,
+        is_mapped=limits.pixels == "square",
         joined=parts,
     )
 
@@ -385,7 +387,7 @@ class _Reader:
         self._container, self._stream = container, stream
         self._track, self._keys = track, keys
         shown = track.timeline.width, track.timeline.height
-        self._display = Display(track.aspect, shown)
+        self._display = Display(track.aspect, shown, is_mapped=track.is_mapped)
         self._frames = self._decode()
         self._earlier: _Frame | None = None  # the last frame before the wanted one
         self._here: _Frame | None = None  # the frame at or after the wanted one

@@ -38,10 +38,11 @@ TRANSPOSES = {
 
 class Display:
     """Shows the frames of a video, for one thread. aspect: width of a pixel by its height. size:
-    (width, height) of the video, within which later frames of another size are shown."""
+    (width, height) of the video, within which later frames of another size are shown. is_mapped:
+    whether high dynamic range becomes that of models."""
 
-    def __init__(self, aspect: Fraction, size: tuple[int, int]) -> None:
-        self._aspect, self._size = aspect, size
+    def __init__(self, aspect: Fraction, size: tuple[int, int], *, is_mapped: bool) -> None:
+        self._aspect, self._size, self._is_mapped = aspect, size, is_mapped
         self._converter = VideoReformatter()  # keeps its tables from frame to frame
 
     def shown(self, frame: av.VideoFrame) -> Image.Image:
@@ -61,7 +62,7 @@ class Display:
         )
         image = Image.fromarray(made.to_ndarray())
         image = on_white(image) if has_alpha else image
-        if frame.color_trc in (PQ, HLG):
+        if self._is_mapped and frame.color_trc in (PQ, HLG):
             image = to_sdr(image, frame.color_trc)
         turn = TRANSPOSES.get(_signs(frame))
         image = image.transpose(turn) if turn is not None else image
