@@ -2,6 +2,8 @@
 icc_profiles.py writes, and from littleCMS as Pillow offers it."""
 
 import io
+import struct
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -238,3 +240,71 @@ def test_what_looks_different_has_another_digest():
         assert len(found) == 4
     assert len({decoder.digest(blob, it) for it in (STORED, AS_STORED)}) == 2
     decoder.close()
+
+
+def with_chunk(kind, data):
+    """Returns the PNG of a gray picture with a chunk before its pixels."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 3), (100, 100, 100)).save(buffer, "PNG")
+    chunk = struct.pack(">I", len(data)) + kind + data
+    chunk += struct.pack(">I", zlib.crc32(kind + data))
+    return buffer.getvalue()[:33] + chunk + buffer.getvalue()[33:]
+
+
+def light_of_pq(code):
+    """SMPTE ST 2084: cd/m2 of a code value from 0 to 1."""
+    root = code ** (1 / 78.84375)
+    return 10_000 * (max(root - 0.8359375, 0) / (18.8515625 - 18.6875 * root)) ** (1 / 0.1593017578)
+
+
+def light_of_hlg(code):
+    """ITU-R BT.2100, code values up to 0.5: cd/m2 of grey on a display of 1,000."""
+    return 1000 * (code**2 / 3) ** 1.2
+
+
+@pytest.mark.parametrize(("transfer", "light"), [(16, light_of_pq), (18, light_of_hlg)])
+@pytest.mark.parametrize("name", ["PNG", "AVIF"])
+def test_images_of_high_dynamic_range_become_those_of_sdr(name, transfer, light):
+    blob = with_chunk(b"cICP", bytes((9, transfer, 0, 1)))
+    if name == "AVIF":
+        if not features.check("avif"):
+            pytest.skip("this Pillow was built without AVIF")
+        buffer = io.BytesIO()
+        Image.new("RGB", (16, 16), (100, 100, 100)).save(buffer, "AVIF", quality=100)
+        before, box, after = buffer.getvalue().partition(b"colrnclx")
+        blob = before + box + struct.pack(">HH", 9, transfer) + after[4:]
+    found = decode_image(blob)
+    expected = 255 * (light(100 / 255) / 203) ** (1 / 2.4)  # dark enough not to be compressed
+    assert np.abs(np.asarray(found.image).astype(int) - expected).max() <= 4
+    assert found.notes == ()
+    stored = decode_image(blob, AS_STORED)
+    assert np.abs(np.asarray(stored.image).astype(int) - 100).max() <= 2
+    assert stored.digest != found.digest
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "words"),
+    [
+        (b"cICP", bytes((12, 13, 0, 1)), "those of P3,"),
+        (b"cICP", bytes((12, 16, 0, 1)), "those of P3 in high dynamic range,"),
+        (b"gAMA", struct.pack(">I", 100_000), "PNG's chunks gAMA or cHRM"),
+        (
+            b"cHRM",
+            struct.pack(">8I", 31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000),
+            "PNG's chunks gAMA or cHRM",
+        ),
+        (b"cICP", bytes((1, 13, 0, 1)), None),
+        (b"gAMA", struct.pack(">I", 45_455), None),
+        (
+            b"cHRM",
+            struct.pack(">8I", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000),
+            None,
+        ),
+    ],
+)
+def test_other_colours_without_a_profile_are_told(kind, data, words):
+    found = decode_image(with_chunk(kind, data))
+    assert np.asarray(found.image)[0, 0].tolist() == [100, 100, 100]
+    assert len(found.notes) == (words is not None)
+    assert words is None or words in found.notes[0]
+    assert decode_image(with_chunk(kind, data), AS_STORED).notes == ()

@@ -113,6 +113,12 @@ def test_light_of_pq_is_mapped(videos):
     assert found[7] >= 253
 
 
+def test_code_values_stay_as_stored(videos):
+    blob = grey_video(videos, [0.2, 0.5, 0.75], 16)
+    found = patches(seen(blob, replace(LIMITS, pixels="as-stored")))[:, 0]
+    assert found == pytest.approx([51, 127.5, 191], abs=2)
+
+
 def test_light_of_hlg_is_mapped(videos):
     """A display of 1,000 cd/m2 shows grey of scene light E at 1,000 E to the power of 1.2."""
     scene = [0.001, 0.02, 0.05, 0.1, 0.13, 0.265, 0.5, 1.0]
@@ -223,3 +229,29 @@ def test_transparent_pixels_are_white(codec, pix_fmt):
     shown = seen(buffer.getvalue())
     assert np.abs(shown[32, 96] - 255).max() <= 2
     assert np.abs(shown[32, 32] - (200, 30, 30)).max() <= 8
+
+
+def test_a_later_frame_of_another_shape_keeps_it(videos):
+    """Recordings of calls change their size: a wide picture, then a tall one, a larger one."""
+    buffer = io.BytesIO()
+    sizes = ((128, 64), (64, 128), (256, 128))
+    with av.open(buffer, "w", format="webm") as file:
+        stream = file.add_stream("libvpx", rate=10)
+        stream.width, stream.height, stream.pix_fmt = *sizes[0], "yuv420p"
+        for number, (width, height) in enumerate(sizes):
+            coder = av.CodecContext.create("libvpx", "w")
+            coder.width, coder.height, coder.pix_fmt = width, height, "yuv420p"
+            coder.time_base = Fraction(1, 10)
+            pixels = np.full((height, width, 3), 255, np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            for packet in (*coder.encode(frame), *coder.encode(None)):
+                packet.stream = stream
+                file.mux(packet)
+    wide, tall, large = open_video(buffer.getvalue(), LIMITS).read([0, 1, 2])
+    assert wide.size == tall.size == large.size == (128, 64)
+    assert np.asarray(wide).min() > 240
+    assert np.asarray(large).min() > 240
+    bright = np.asarray(tall).max(axis=2) > 127  # 64 x 128 within 128 x 64 is 32 x 64
+    assert bright.all(axis=0).sum() == 32
+    assert bright.any(axis=0).nonzero()[0].min() == 48

@@ -235,3 +235,45 @@ def test_an_avif_sequence_is_a_video_and_a_still_one_is_not(videos):
     Image.fromarray(videos.numbered(3)).save(buffer, "AVIF")
     with pytest.raises(UnsupportedMediaError, match="give it as an image"):
         open_video(buffer.getvalue(), LIMITS)
+
+
+@pytest.mark.parametrize("at", [0, 200])
+@pytest.mark.parametrize(
+    ("container", "codec", "b_frames"),
+    [
+        ("mpegts", "libx264", 0),
+        ("mpegts", "libx264", 2),
+        ("mpeg", "mpeg2video", 2),
+        ("matroska", "libx264", 2),
+        ("webm", "libvpx-vp9", 0),
+    ],
+)
+def test_joined_recordings_follow_one_another(videos, container, codec, b_frames, at):
+    """Two recordings in one file, whose second clock begins at 0 again: each frame is shown."""
+    rate = 25 if container == "mpeg" else 10
+    own = {"rate": rate, "b_frames": b_frames}
+    first = videos.encoded(container, codec, ticks=range(at, at + NUM), **own)
+    blob = first + videos.encoded(container, codec, ticks=EVEN, **own)
+    with av.open(io.BytesIO(blob)) as file:
+        frames = list(file.decode(video=0))
+    expected = [videos.number_of(frame.to_image()) for frame in frames]
+    assert expected == [*range(NUM), *range(NUM)]
+    jump = frames[NUM].time - frames[NUM - 1].time - 1 / rate
+    opened = open_video(blob, LIMITS)
+    assert numbers(videos, opened) == expected
+    for index in (3, NUM + 1, 2 * NUM - 1):
+        assert numbers(videos, opened, [index]) == [expected[index]]
+    even = [place / rate for place in range(2 * NUM)]
+    assert opened.timeline.times == pytest.approx(even, abs=0.002)
+    assert opened.timeline.start == 0
+    [note] = opened.timeline.notes
+    assert f"jumps by {jump:.2f} s after {NUM / rate:.2f} s" in note
+
+
+def test_a_clock_that_leaps_is_a_new_one_as_for_sound(videos):
+    first = videos.encoded("mpegts", "libx264", ticks=EVEN)
+    blob = first + videos.encoded("mpegts", "libx264", ticks=range(5000, 5000 + NUM))
+    opened = open_video(blob, LIMITS)
+    assert numbers(videos, opened) == [*range(NUM), *range(NUM)]
+    assert opened.timeline.duration == pytest.approx(2.4)
+    assert "jumps by 498.80 s" in opened.timeline.notes[0]

@@ -19,6 +19,9 @@ from mmdeploy_llm.hooks import KindTable
 NAMES = ("path", "url", "uri", "src", "image", "video", "audio", "image_url")  # keys of a name
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 HEAD = 64  # characters of base64, which show the first bytes
+# How texts begin that programs have made of what is no text: bytes, structs of them, pictures.
+REPR = re.compile(r"b(['\"])(\\x|RIFF|GIF8|BM|ID3|OggS)|\{'bytes': b|<PIL\.")
+CHANNELS, LEAST_SIDE = (1, 3, 4), 16  # of pixels in a column that is not named after media
 PIXEL_DIMS = {"image": (2, 3), "video": (4,)}  # of one item; more of them are several
 
 
@@ -60,13 +63,26 @@ def kind_of_cell(value: Any, kinds: KindTable) -> tuple[str | None, Any]:
     return (kinds.of_name(value) if isinstance(value, str) else None), value
 
 
-def has_media(value: Any, kinds: KindTable) -> bool:
-    """Whether bytes of media are anywhere in a value."""
+def looks_like_media(value: Any, kinds: KindTable) -> bool:
+    """Whether bytes of media are anywhere in a value, or it is pixels, or a text that Python has
+    made of one of these."""
     if isinstance(value, bytes):
         return kind_of_bytes(value, kinds) is not None
+    if isinstance(value, str):
+        return REPR.match(value) is not None
     if isinstance(value, Mapping):
-        return any(has_media(each, kinds) for each in value.values())
-    return isinstance(value, list) and bool(value) and has_media(value[0], kinds)
+        return any(looks_like_media(each, kinds) for each in value.values())
+    if isinstance(value, list) and value and not isinstance(value[0], list):
+        return looks_like_media(value[0], kinds)
+    found = _plain(value, kinds)
+    return is_array(found) and _are_pixels(found)
+
+
+def _are_pixels(array: Any) -> bool:
+    """Whether an array may be a picture or several; vectors and tables of points are none."""
+    sides = [size for size in array.shape if size not in CHANNELS]
+    is_coloured = array.dtype.name == "uint8" or len(sides) < array.ndim
+    return is_coloured and len(sides) > 1 and min(sides) >= LEAST_SIDE
 
 
 def is_array(value: Any) -> bool:

@@ -20,7 +20,7 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 from .arguments import ColumnArguments
-from .cells import has_media, is_array, kind_of_cell
+from .cells import is_array, kind_of_cell, looks_like_media
 
 ALL = "*"  # among the carried columns: all that a record can repeat
 
@@ -170,9 +170,20 @@ def unused(rows: Iterable[Mapping[str, Any]], read: Collection[str], kinds: Kind
         name
         for values in rows
         for name, value in values.items()
-        if name not in read and (has_media(value, kinds) or _kind(name, value, kinds) is not None)
+        if name not in read and (looks_like_media(value, kinds) or _is_named(name, value, kinds))
     )
     return list(found)
+
+
+def names_of_files(rows: Sequence[Mapping[str, Any]], kinds: KindTable) -> list[str]:
+    """Returns the columns of the first rows that hold nothing but names of files of media."""
+    held: dict[str, list[bool]] = {}
+    for values in rows:
+        for name, value in values.items():
+            if value is not None:
+                is_name = isinstance(value, str) and kinds.of_name(value) is not None
+                held.setdefault(name, []).append(is_name)
+    return [name for name, are_names in held.items() if all(are_names)]
 
 
 def _kind(name: str, value: Any, kinds: KindTable) -> str | None:
@@ -186,6 +197,12 @@ def _kind(name: str, value: Any, kinds: KindTable) -> str | None:
     if not is_array(first):
         return None
     return by_name if first.ndim > 1 or by_name == "audio" else None  # not a vector
+
+
+def _is_named(name: str, value: Any, kinds: KindTable) -> bool:
+    """Whether a cell has media by its column's name, in a form that is read or in another one."""
+    is_text = isinstance(value, str) and bool(value) and kinds.of_column(name) is not None
+    return is_text or _kind(name, value, kinds) is not None
 
 
 def _may_be_name(text: str, kinds: KindTable) -> bool:

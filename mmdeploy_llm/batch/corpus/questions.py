@@ -30,6 +30,7 @@ from .columns import (
     by_suffix,
     check_columns,
     detect,
+    names_of_files,
     unused,
 )
 
@@ -82,6 +83,7 @@ class QuestionReader:
         self._templates = {name: Template(text) for name, text in texts.items()}
         self._media = options.media_columns
         self._is_found = bool(self._media)
+        self._seen: set[str] | None = None  # columns of which the first rows show what they hold
         self._openai = OpenAILines()
         self._look()
 
@@ -156,7 +158,15 @@ class QuestionReader:
             self._media = detect(sample, self._kinds)  # lines, whose media would go unseen
         read = {*self._options.names, *(own.name for own in self._media)}
         read.update(name for own in self._templates.values() for name in own.names)
-        if left := [] if self._rows.is_by_suffix else unused(sample, read, self._kinds):
+        if not (self._media or self._rows.is_by_suffix):
+            has_value = {n for values in sample for n, value in values.items() if value is not None}
+            self._seen = read | has_value
+        left = [] if self._rows.is_by_suffix else unused(sample, read, self._kinds)
+        if self._seen is not None:  # no media: names of files are then meant as such
+            left += [
+                own for own in names_of_files(sample, self._kinds) if own not in (*left, *read)
+            ]
+        if left:
             logger.warning(
                 "columns that look like media and are not used: %s; name them with --media-column "
                 "KIND=NAME (in Python media_column)",
@@ -199,6 +209,7 @@ class QuestionReader:
             kept = (name for name in values if name not in left_out or name in KNOWN_KEYS)
             fields = {name: values[name] for name in kept if values[name] is not None}
         else:
+            self._check_unseen(values)
             cells = [own for column in media for own in _cells(column, row, self._kinds)]
             if media and not cells:
                 raise RequestError(f"{_missing(media, values)}; the columns are {shown(values)}")
@@ -208,6 +219,19 @@ class QuestionReader:
             row.line, self._with_id(row, fields), folder=row.folder, names=names, columns=columns
         )
         return self._shaped(item, is_ours=asked is not None)
+
+    def _check_unseen(self, values: Mapping[str, Any]) -> None:
+        """Raises RequestError for media in a column that was empty in the first rows, where a
+        column with media would have been found."""
+        if self._seen is None:
+            return
+        later = {n: own for n, own in values.items() if own is not None and n not in self._seen}
+        if later and (found := unused([later], (), self._kinds)):
+            raise RequestError(
+                f"the column {found[0]!r} looks like media, and is empty in the first "
+                f"{NUM_LOOKED_AT} rows; name it with --media-column KIND={found[0]} (in Python "
+                "media_column)"
+            )
 
     def _names_carried(self, values: Mapping[str, Any], media: tuple[Column, ...]) -> Iterator[str]:
         """Yields the columns that the record repeats. ALL are those without media and bytes that

@@ -56,8 +56,9 @@ class DelimitedRows:
 
     def _rows(self, opened: BinaryIO, file: File) -> Iterator[dict[str, str] | _Fault]:
         """Yields {column: text}, or what is wrong with a row."""
-        mark = "\t" if suffix_of(unpacked_name(file.path), (".tsv",)) else ","
         texts = _Lines(_texts(opened))
+        is_tsv = suffix_of(unpacked_name(file.path), (".tsv",))
+        mark = "\t" if is_tsv else _mark(texts.first())
         reader = csv.reader(texts, delimiter=mark)
         columns = next(reader, [])
         first = "".join(texts.taken)
@@ -105,6 +106,12 @@ class _Fault:
     values: Mapping[str, str]
 
 
+def _mark(first: str) -> str:
+    """Returns what stands between the fields of a CSV file, by its first line: in countries with
+    decimal commas spreadsheets write semicolons, and some programs write tabs."""
+    return next((mark for mark in (",", ";", "\t") if mark in first), ",")
+
+
 def _row(columns: Sequence[str], fields: Sequence[str]) -> dict[str, str] | _Fault | None:
     """Returns the values of a row; None for a blank line."""
     if not fields:
@@ -128,6 +135,12 @@ class _Lines:
         self._texts = texts
         self._ahead: deque[str] = deque()
         self.begin()
+
+    def first(self) -> str:
+        """Returns the next line, which stays to be read; "" at the end."""
+        text = next(self._texts, "")
+        self._ahead.extend([text] if text else ())
+        return text
 
     def begin(self) -> None:
         """Begins a row."""

@@ -82,7 +82,10 @@ class PartReader:
         location = f"{where}message {index}"
         role = _role(message, location)
         fields = {name: _copy(value) for name, value in message.items() if name != "content"}
+        self._check_no_media(fields, f"{location} of role {role!r}")
         content = message.get("content")
+        if content is None and isinstance(message.get("refusal"), str):
+            content = message["refusal"]  # what an assistant of OpenAI's has said instead
         if message.get("tool_calls"):
             fields["tool_calls"] = _copy(template_calls(message["tool_calls"], location))
         elif content is None:
@@ -99,6 +102,17 @@ class PartReader:
         path = f"{where}messages[{index}].content"
         placed = [Placed(part=part, path=f"{path}[{own}]") for own, part in enumerate(content)]
         return ChatMessage(fields=fields, content=self._parts(placed, deadline))
+
+    def _check_no_media(self, fields: Mapping[str, Any], where: str) -> None:
+        """Raises RequestError for media where templates do not look: beside the content, as Ollama
+        writes them, or in a part of text."""
+        for name, value in fields.items():
+            kind = self.kind_of(name.removesuffix("s")) if isinstance(name, str) else None
+            if kind is not None and value:
+                raise RequestError(
+                    f"{where}: {name!r} is not read there; give a part of the content for each "
+                    f'{kind}, {{"type": "{kind}", "{kind}": ...}}'
+                )
 
     def _finished(self, message: ChatMessage, deadline: Deadline | None) -> ChatMessage:
         if not any(isinstance(part, OpenPart) for part in message.parts):
@@ -122,6 +136,7 @@ class PartReader:
                 raise RequestError(
                     f"{path}: a text part needs a 'text', got {_brief(part.get('text'))}"
                 )
+            self._check_no_media(part, path)
             return TextPart(text=part["text"])
         kind = self.kind_of(part_type) if isinstance(part_type, str) else None
         if kind is not None:

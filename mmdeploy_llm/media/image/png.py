@@ -87,6 +87,14 @@ def metadata_first(blob: bytes) -> bytes:
     return blob[:first_pixels] + late + _chunk(b"IDAT", b"") if late else blob
 
 
+def chunk_before_pixels(blob: bytes, wanted: bytes) -> bytes:
+    """Returns the data of a chunk that stands before the pixels, b"" where there is none."""
+    for kind, _, data in _chunks(blob):
+        if kind in (wanted, b"IDAT"):
+            return data.tobytes() if kind == wanted else b""
+    return b""
+
+
 def _chunks(blob: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
     """Yields (kind, position, data) of all complete chunks."""
     view, position = memoryview(blob), len(PNG)

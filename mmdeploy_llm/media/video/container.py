@@ -33,14 +33,17 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image.files import file_digest
+from mmdeploy_llm.media.sound.clock import RESTARTS
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import Display, pixel_aspect, shown_size
+from .joined import Joined, Packet, joined
 from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, is_even
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
-Clock = Literal["pts", "dts", "index"]
+JOINED = (*RESTARTS, "matroska")  # which FFmpeg reads on after the end of a recording
+Clock = Literal["pts", "dts", "index", "joined"]
 MAX_PROBED = 2000  # packets that are looked at to tell which of several videos moves
 MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
 # Largest distance of a neighbour that replaces a frame that cannot be decoded (FastDeploy's rule).
@@ -53,9 +56,10 @@ class Track:
 
     pts: times of the frames, ascending, in units of time_base. keys: times of the key frames.
     clock: what tells these times of a decoded frame; "index": the container lacks the time of some
-        frame, or gives frames those of others, so pts are 0, 1, 2, ...
+        frame, or gives frames those of others, so pts are 0, 1, 2, ... "joined": the same, and
+        `joined` says which frame that is.
     has_keys: some packet is marked as a key frame, so decoding begins with one.
-    aspect: width of a pixel by its height.
+    aspect: width of a pixel by its height. is_mapped: whether high dynamic range is.
     """
 
     timeline: Timeline
@@ -64,6 +68,8 @@ class Track:
     clock: Clock
     has_keys: bool
     aspect: Fraction
+    is_mapped: bool
+    joined: Joined | None = None
 
 
 class _SeekError(Exception):
@@ -168,15 +174,6 @@ def _video_stream(container: InputContainer) -> VideoStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Packet:
-    """The times of a packet, which holds one frame, and whether it is a key frame."""
-
-    pts: int | None
-    dts: int | None
-    is_key: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _First:
     """The first frame that can be decoded. dts: of the packet with which the decoder gave
     it. size: (width, height), as it is displayed."""
@@ -191,7 +188,7 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     if width < 1 or height < 1:
         raise MediaError("the video does not say how large its frames are; it may be truncated")
     check_size(width, height, limits)
-    if container.duration:
+    if container.duration and container.format.name not in RESTARTS:
         check_duration(container.duration / av.time_base, limits)
     packets = _packets(container, stream, int(limits.max_duration * MAX_RATE))
     if not packets:
@@ -200,12 +197,15 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     aspect = pixel_aspect(stream.sample_aspect_ratio if limits.is_as_shown else None)
     first = _first_frame(container, stream, aspect, has_keys=has_keys)
     clock, pts, times = _clock(container, stream, packets, first)
+    parts = _joined(container, stream, packets) if clock == "pts" else None
+    if parts is not None:
+        clock, pts, times = "joined", range(len(parts.times)), [*parts.times]
     keys = sorted(
         {own for each in packets if each.is_key and (own := _time_on(clock, each)) is not None}
     )
-    start = _start(clock, pts, first)
+    start = _start(clock, pts, first, parts)
     begin = times[start]
-    notes = _notes(container, stream, packets, begin)
+    notes = _notes(container, stream, packets, begin, parts)
     pts, times = pts[start:], [time - begin for time in times[start:]]
     # The last frame lasts as long as the others.
     last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
@@ -222,19 +222,45 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         notes=notes,
     )
     return Track(
-        timeline=timeline, pts=pts, keys=keys, clock=clock, has_keys=has_keys, aspect=aspect
+        timeline=timeline,
+        pts=pts,
+        keys=keys,
+        clock=clock,
+        has_keys=has_keys,
+        aspect=aspect,
+        is_mapped=limits.pixels == "square",
+        joined=parts,
     )
 
 
-def _start(clock: Clock, pts: Sequence[int], first: _First | None) -> int:
+def _joined(
+    container: InputContainer, stream: VideoStream, packets: Sequence[Packet]
+) -> Joined | None:
+    """Returns the frames of joined recordings; None where the file is one."""
+    name = container.format.name
+    if name not in JOINED:
+        return None
+    unit = float(stream.time_base or Fraction(1, 1000))
+    return joined(packets, unit, 1 / _rate(stream), may_leap=name in RESTARTS)
+
+
+def _start(clock: Clock, pts: Sequence[int], first: _First | None, parts: Joined | None) -> int:
     """Returns the place of the first frame that can be decoded; 0 where nothing tells it."""
+    if parts is not None:
+        place = parts.place_of(first.pts, after=-1) if first else None
+        # Seeking to the beginning may have found that of a later recording.
+        return place if place is not None and place < parts.num_first else 0
     time = None if first is None else _time_on(clock, first)
     start = 0 if time is None else bisect.bisect_left(pts, time)
     return start if start < len(pts) else 0
 
 
 def _notes(
-    container: InputContainer, stream: VideoStream, packets: Sequence[_Packet], unseen: float
+    container: InputContainer,
+    stream: VideoStream,
+    packets: Sequence[Packet],
+    unseen: float,
+    parts: Joined | None,
 ) -> tuple[str, ...]:
     """Says what of the file is not seen, or guessed. unseen: seconds before the first frame."""
     notes = []
@@ -244,6 +270,8 @@ def _notes(
         notes.append(
             f"the first {unseen:.2f} s of the video cannot be seen: no frame of them can be decoded"
         )
+    if parts is not None:
+        notes.append(parts.note())
     if any(each.pts is None for each in packets):
         notes.append(
             f"times of the video's frames are counted, at {_rate(stream):g} frames a second: the "
@@ -255,7 +283,7 @@ def _notes(
 def _clock(
     container: InputContainer,
     stream: VideoStream,
-    packets: Sequence[_Packet],
+    packets: Sequence[Packet],
     first: _First | None,
 ) -> tuple[Clock, Sequence[int], list[float]]:
     """Returns what tells the time of a decoded frame, these times, and the same in seconds, from 0.
@@ -284,19 +312,19 @@ def _clock(
     return "pts", pts, [(time - pts[0]) * unit for time in pts]
 
 
-def _time_on(clock: Clock, frame: _Packet | _First | av.VideoFrame) -> int | None:
+def _time_on(clock: Clock, frame: Packet | _First | av.VideoFrame) -> int | None:
     """Returns the time of a packet or frame in the units of its stream; None where it has none."""
-    return None if clock == "index" else frame.pts if clock == "pts" else frame.dts
+    return frame.pts if clock == "pts" else frame.dts if clock == "dts" else None
 
 
-def _packets(container: InputContainer, stream: VideoStream, max_frames: int) -> list[_Packet]:
+def _packets(container: InputContainer, stream: VideoStream, max_frames: int) -> list[Packet]:
     """Returns all packets, one for each frame; for a truncated file, those before its end. Raises
     MediaLimitError for more than max_frames."""
-    found: list[_Packet] = []
+    found: list[Packet] = []
     try:
         for packet in container.demux(stream):
             if packet.size and not packet.is_discard:
-                found.append(_Packet(pts=packet.pts, dts=packet.dts, is_key=packet.is_keyframe))
+                found.append(Packet(pts=packet.pts, dts=packet.dts, is_key=packet.is_keyframe))
             if len(found) > max_frames:
                 raise MediaLimitError(f"the video has more than {max_frames} frames; shorten it")
     except av.error.FFmpegError:
@@ -360,7 +388,8 @@ class _Reader:
     ) -> None:
         self._container, self._stream = container, stream
         self._track, self._keys = track, keys
-        self._display = Display(track.aspect)
+        shown = track.timeline.width, track.timeline.height
+        self._display = Display(track.aspect, shown, is_mapped=track.is_mapped)
         self._frames = self._decode()
         self._earlier: _Frame | None = None  # the last frame before the wanted one
         self._here: _Frame | None = None  # the frame at or after the wanted one
@@ -402,8 +431,12 @@ class _Reader:
         """Yields frames, without those before `least`: they refer to some before a key frame."""
         track = self._track
         found = _frames(self._container, self._stream, from_key=track.has_keys)
+        place = -1  # of the frame before, in joined recordings
         for index, frame in enumerate(found):
             pts = index if track.clock == "index" else _time_on(track.clock, frame)
+            if track.joined is not None:
+                pts = track.joined.place_of(frame.pts, after=place)
+                place = place if pts is None else pts
             if pts is not None and (least is None or pts >= least):
                 yield _Frame(pts=pts, frame=frame)
 

@@ -9,11 +9,10 @@ from fractions import Fraction
 import av
 from av.sidedata.sidedata import Type as SideData
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
-from PIL import Image
+from PIL import Image, ImageOps
 
+from mmdeploy_llm.media.image.hdr import HLG, PQ, to_sdr
 from mmdeploy_llm.media.image.modes import on_white
-
-from .hdr import HLG, PQ, to_sdr
 
 MATRIX = struct.Struct("=9i")  # rows (a, b, u), (c, d, v), (x, y, w); a to d are 16.16 fixed point
 UPRIGHT = (1, 0, 0, 1)
@@ -38,15 +37,17 @@ TRANSPOSES = {
 
 
 class Display:
-    """Shows the frames of a video, for one thread. aspect: width of a pixel by its height."""
+    """Shows the frames of a video, for one thread. aspect: width of a pixel by its height. size:
+    (width, height) of the video, within which later frames of another size are shown. is_mapped:
+    whether high dynamic range becomes that of models."""
 
-    def __init__(self, aspect: Fraction) -> None:
-        self._aspect = aspect
+    def __init__(self, aspect: Fraction, size: tuple[int, int], *, is_mapped: bool) -> None:
+        self._aspect, self._size, self._is_mapped = aspect, size, is_mapped
         self._converter = VideoReformatter()  # keeps its tables from frame to frame
 
     def shown(self, frame: av.VideoFrame) -> Image.Image:
         """Returns the frame as it is displayed, in RGB; transparency becomes white. Other angles
-        than right ones are not turned."""
+        than right ones are not turned. A frame of another shape has black bars, as in players."""
         width, height = stretched(frame.width, frame.height, self._aspect)
         is_stored = (width, height) == (frame.width, frame.height)
         has_alpha = _has_alpha(frame)
@@ -61,10 +62,11 @@ class Display:
         )
         image = Image.fromarray(made.to_ndarray())
         image = on_white(image) if has_alpha else image
-        if frame.color_trc in (PQ, HLG):
+        if self._is_mapped and frame.color_trc in (PQ, HLG):
             image = to_sdr(image, frame.color_trc)
         turn = TRANSPOSES.get(_signs(frame))
-        return image.transpose(turn) if turn is not None else image
+        image = image.transpose(turn) if turn is not None else image
+        return image if image.size == self._size else ImageOps.pad(image, self._size)
 
 
 def shown_size(frame: av.VideoFrame, aspect: Fraction) -> tuple[int, int]:

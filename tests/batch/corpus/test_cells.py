@@ -167,3 +167,59 @@ def test_a_column_that_is_not_used_is_told(read, caplog):
     with caplog.at_level(logging.WARNING):
         read(pa.table({"image": [PNG], "n": [1], "title": ["a.png"]}), "{n}?")
     assert caplog.records == []
+
+
+def test_columns_of_pixels_and_of_their_texts_are_told(read, caplog):
+    """Pixels in a column that is not named after media, and what programs make of a picture when
+    they write a text: no model sees it, and the person has to know."""
+    large = np.full((1, 32, 24, 3), 200)
+    table = pa.table(
+        {
+            "x": large.tolist(),
+            "depth": large[..., 0].tolist(),
+            "floats": (large / 255).tolist(),
+            "dict": [str({"bytes": PNG, "path": None})],
+            "object": [str(Image.new("RGB", (5, 4)).__repr__())],
+            "image": ["[[[255 0 0]\n  [255 0 0]]]"],
+            "vectors": (np.ones((1, 32, 24)) / 3).tolist(),
+            "boxes": np.full((1, 32, 4), 7).tolist(),
+            "points": np.full((1, 32, 20, 2), 0.5).tolist(),
+            "ids": np.full((1, 500), 7).tolist(),
+            "words": ["b or c, {'bytes': 3}"],
+        }
+    )
+    with caplog.at_level(logging.WARNING):
+        read(table)
+    told = caplog.records[0].message.partition("not used: ")[2].partition(";")[0]
+    expected = ["x", "depth", "floats", "dict", "object", "image"]
+    assert told == ", ".join(map(repr, expected))
+
+
+def test_media_after_the_first_rows_are_not_left_out_in_silence(read):
+    """The first rows show which columns have media: one that is empty there may have some later."""
+    cells = [None] * 20
+    table = pa.table(
+        {
+            "pic": pa.array([*cells, PNG], BYTES),
+            "image": pa.array([*cells[1:], "x.png", None], TEXTS),
+            "words": pa.array([*cells[2:], "a", "b", "c"], TEXTS),
+        }
+    )
+    *others, named, with_bytes = read(table)
+    assert not any(isinstance(item, BadItem) for item in others)
+    assert "the column 'image' looks like media, and is empty in the first" in named.message
+    assert "name it with --media-column KIND=pic" in with_bytes.message
+    *_, last = read(table, image="pic")
+    assert media(last) == [PNG]
+
+
+def test_a_column_of_names_of_files_is_told_where_no_media_are_read(read, caplog):
+    names = {"photo": ["a.png", "b c.jpg"], "note": ["see a.png", "none"], "of": ["a.py", "b.py"]}
+    with caplog.at_level(logging.WARNING):
+        read(pa.table(names))
+    assert "are not used: 'photo'; name" in caplog.records[0].message
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        read(pa.table({**names, "image": [PNG, PNG]}))
+        read(pa.table(names), "What is {photo}?")
+    assert not caplog.records

@@ -95,6 +95,21 @@ class TestDelimited:
         (row,) = read(tmp_path / "a.tsv")
         assert row.values == {"image": "a.png", "title": "x, y"}
 
+    @pytest.mark.parametrize("mark", [",", ";", "\t"])
+    def test_what_stands_between_fields_shows_in_the_first_line(self, read, tmp_path, mark):
+        """As pandas writes it, and spreadsheets in countries with decimal commas."""
+        pandas = pytest.importorskip("pandas", reason="needs pandas")
+        values = {"image": ["a.png", "b.png"], "title": ["x, y; z\tw", 'a "b"']}
+        path = tmp_path / "a.csv"
+        pandas.DataFrame(values).to_csv(path, sep=mark, index=False, encoding="utf-8-sig")
+        expected = pandas.read_csv(path, sep=mark).to_dict("records")
+        assert [row.values for row in read(path)] == expected
+
+    def test_one_column_has_nothing_between(self, read, tmp_path):
+        (tmp_path / "a.csv").write_text("image\na;b.png\n")
+        (row,) = read(tmp_path / "a.csv")
+        assert row.values == {"image": "a;b.png"}
+
     @pytest.mark.parametrize(
         ("line", "words"),
         [

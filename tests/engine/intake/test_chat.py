@@ -86,6 +86,20 @@ def test_a_part_has_its_media_once():
         read(user(both))
 
 
+def test_a_refusal_is_what_an_assistant_has_said():
+    """OpenAI's answers have it in place of the content (API reference, chat message object)."""
+    said = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
+    (message,) = read([said])
+    assert message.text == "I cannot help with that."
+    (message,) = read([{**said, "content": "Yes.", "refusal": None}])
+    assert message.text == "Yes."
+
+
+def test_media_of_no_value_beside_the_content_are_none():
+    (message,) = read([{"role": "user", "content": "x", "images": [], "image": None}])
+    assert message.text == "x"
+
+
 def test_other_fields_are_copied():
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "n": 3}]},
@@ -129,6 +143,11 @@ def test_the_mark_breaks_every_marker_and_is_free():
             r"content\[1\]: Unknown content part type: 'audio'; known: text, image_url, video_url",
         ),
         (user({"type": "text"}), "needs a 'text', got None"),
+        (
+            [{"role": "user", "content": "x", "images": ["aGk="]}],  # as Ollama writes it
+            "message 0 of role 'user': 'images' is not read there; give a part .* each image",
+        ),
+        (user({"type": "text", "text": "x", "image_url": {"url": "a"}}), "'image_url' is not read"),
     ],
     ids=str,
 )
