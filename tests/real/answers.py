@@ -69,9 +69,10 @@ def answers(row: Row) -> list[dict[str, Any]]:
     from mmdeploy_llm import LLM, SamplingParams
 
     path = file_of(MODEL) if row.gguf else dequantised(MODEL)
+    options = row.options if row.gguf else {"dtype": "bfloat16"} | row.options
     asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
-    with LLM(model=str(path), max_model_len=512, kv_cache_memory=2**29, **row.options) as llm:
+    with LLM(model=str(path), max_model_len=512, kv_cache_memory=2**29, **options) as llm:
         outputs = llm.chat(asked, params, use_tqdm=False, on_error="raise")
     return [{"prompt": o.prompt_token_ids, "answer": list(o.outputs.token_ids)} for o in outputs]
 

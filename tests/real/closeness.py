@@ -5,7 +5,8 @@
     python -m tests.real.closeness quantization=int4,quantization_group_size=16 --model qwen
     python -m tests.real.closeness dtype=float32 --file some.gguf --windows 40
 
-A row is the name of one in ROWS, or options of LLM as NAME=VALUE,... which need no row. --file
+A row is the name of one in ROWS, or options of LLM as NAME=VALUE,... which need no row; without a
+dtype among them the model computes in bfloat16. --file
 measures other weights of the same model, a GGUF file or a folder, against the same reference. The
 first call of all computes the reference, in a minute, and keeps it in the folder of packages.py,
 which the environment variable REAL_WEIGHTS may name.
@@ -44,6 +45,7 @@ ROWS_AT_ONCE = 256  # of logits in float32: 50 MB with 50,000 tokens
 class Row:
     """One number format: the options of LLM, and what at least must hold.
 
+    options: with bfloat16, as people load such models, unless they name a dtype.
     gguf: whether the file is loaded as it is; else the folder with its dequantised weights.
     kl, top, perplexity: the floor: the largest divergence, the smallest share of equal tokens, and
         the largest perplexity as a multiple of the reference's.
@@ -100,7 +102,7 @@ class Found:
 WINT4_32 = {"quantization": "int4wo", "quantization_group_size": 32}
 ROWS: dict[str, Row] = {
     "float32": Row(options={"dtype": "float32"}),
-    "bfloat16": Row(options={"dtype": "bfloat16"}),
+    "bfloat16": Row(options={}),
     "float16": Row(options={"dtype": "float16"}),
     "int8wo": Row(options={"quantization": "int8wo"}),
     "int8a8": Row(options={"quantization": "int8a8"}),
@@ -111,6 +113,7 @@ ROWS: dict[str, Row] = {
     "int4": Row(options={"quantization": "int4"}),
     "KV int8": Row(options={"kv_cache_dtype": "int8"}),
     "KV int4": Row(options={"kv_cache_dtype": "int4"}),
+    "KV int4, float32": Row(options={"dtype": "float32", "kv_cache_dtype": "int4"}),
     "the file as it is": Row(options={}, gguf=True),
     "the file in float32": Row(options={"dtype": "float32"}, gguf=True),
     "the file in float16": Row(options={"dtype": "float16"}, gguf=True),
@@ -163,7 +166,7 @@ def dequantised(model: str) -> Path:
         file = file_of(model)
         names = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
         read = AutoModelForCausalLM.from_pretrained(**names, dtype=torch.float32)
-        # A model of the same floats that knows nothing of the file, since those of one are not saved.
+        # The same floats in a model that knows nothing of the file, which can be saved.
         del read.config.quantization_config
         plain = type(read)(read.config)
         plain.load_state_dict(read.state_dict())
@@ -215,7 +218,7 @@ def measure(reference: Reference, options: dict[str, Any], path: Path | None = N
 
             def see(logits: Tensor) -> None:
                 nonlocal at
-                rows = slice(at, at + len(logits))  # noqa: B023 (called in this window only)
+                rows = slice(at, at + len(logits))
                 following = torch.tensor(window[1:][rows])  # noqa: B023
                 found.add(logits.cpu(), reference.logits(number, rows), following)  # noqa: B023
                 at = rows.stop
@@ -244,7 +247,9 @@ def row_of(words: str) -> Row:
 
 def measure_row(reference: Reference, row: Row) -> Found:
     """Measures one row of the table."""
-    return measure(reference, row.options, file_of(reference.model) if row.gguf else None)
+    if row.gguf:
+        return measure(reference, row.options, file_of(reference.model))
+    return measure(reference, {"dtype": "bfloat16"} | row.options)
 
 
 def main() -> None:
@@ -259,7 +264,7 @@ def main() -> None:
     for name in args.rows or ROWS:
         row = row_of(name)
         if args.file:
-            found = measure(reference, row.options, args.file)
+            found = measure(reference, {"dtype": "bfloat16"} | row.options, args.file)
         else:
             found = measure_row(reference, row)
         print(

@@ -26,7 +26,7 @@ RATE = 16_000
 MODELS = ("whisper-tiny-en", "whisper-base")
 PAUSE = 0.6  # seconds between two pieces of the long recording
 ROUNDS = 7
-NUMBERS = dict(zip("0123456789", "zero one two three four five six seven eight nine".split()))
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def words(text: str) -> list[str]:
     """Returns the words of a text as a person counts them: without case and punctuation, digits
     and "Mr." written out, "cold-hearted" as two."""
     text = re.sub(r"(?<!\d)10(?!\d)", " ten ", text.lower())
-    text = re.sub(r"\d", lambda digit: f" {NUMBERS[digit[0]]} ", text)
+    text = re.sub(r"\d", lambda digit: f" {DIGITS[int(digit[0])]} ", text)
     text = re.sub(r"\bmr\b\.?", "mister", text)
     return re.findall(r"[a-z']+", text.replace("-", " "))
 
@@ -90,7 +90,7 @@ def word_errors(found: str, said: str) -> int:
 
 
 def one_window(model: str, spoken: list[Spoken], prompt: str = "<|timestamps|>") -> list[list[int]]:
-    """Returns the tokens that this engine writes for sounds of at most half a minute, in float32."""
+    """Returns the tokens that this engine writes for sounds of half a minute at most."""
     from mmdeploy_llm import LLM, SamplingParams
 
     prompts = [
