@@ -157,6 +157,7 @@ def _ids(stored: Path) -> dict[str, int]:
 
 def _set_generation(generation: Any, stored: dict[str, Any], ids: dict[str, int]) -> None:
     """Sets the rules of decoding that generation_config.json has in folders of transformers."""
+    generation._from_model_config = False  # or transformers makes it anew when it is loaded
     start = generation.decoder_start_token_id = ids["<|startoftranscript|>"]
     generation.bos_token_id = generation.eos_token_id = ids["<|endoftext|>"]
     generation.pad_token_id = ids["<|endoftext|>"]

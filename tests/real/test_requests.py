@@ -119,7 +119,9 @@ def test_eight_thousand_tokens_are_read(qwen):
     book = (folder_of("text") / "alice29.txt").read_text("latin-1")[2000:29_500]
     secret = "\n\nThe secret number of the White Rabbit is 7391.\n\n"
     middle = book.index("\n\n", len(book) // 2)
-    text = f"{book[:middle]}{secret}{book[middle:]}\n\nWhat is the secret number of the White Rabbit?"
+    text = (
+        f"{book[:middle]}{secret}{book[middle:]}\n\nWhat is the secret number of the White Rabbit?"
+    )
     output = asked(qwen, text, max_tokens=30)
     assert CONTEXT - 1500 < len(output.prompt_token_ids) <= CONTEXT
     assert "7391" in output.outputs.text
