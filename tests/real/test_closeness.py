@@ -1,0 +1,48 @@
+"""How near each number format stays to float32: the floors of closeness.py, on 4,088 positions."""
+
+import pytest
+
+from tests.real.answers import QUESTIONS, answers, expected, kept
+from tests.real.closeness import FEW, ROWS, Reference, measure_row
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Reference("smollm2", FEW)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_format_keeps_what_it_promises(name, reference):
+    row = ROWS[name]
+    found = measure_row(reference, row)
+    assert found.positions == 511 * FEW
+    assert found.kl <= row.kl
+    assert found.top >= row.top
+    assert found.perplexity <= row.perplexity * found.reference_perplexity
+
+
+@pytest.mark.parametrize("name", ["the file in float32", "the file as it is", "int8wo", "int4"])
+def test_a_larger_model_loses_less(name):
+    """Qwen2.5-Coder-0.5B, whose file has Q4_K, Q5_0, Q6_K and Q8_0."""
+    found = measure_row(Reference("qwen", 2), ROWS[name])
+    kl = {"the file in float32": 1e-4, "the file as it is": 0.02, "int8wo": 0.02, "int4": 0.4}
+    assert found.kl <= kl[name]
+
+
+def test_answers_in_float32_are_those_of_transformers():
+    found = answers(ROWS["float32"])
+    assert [each["prompt"] for each in found] == [each["prompt"] for each in expected()]
+    assert kept(found) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "floor"),
+    [("float16", 17), ("bfloat16", 9), ("the file as it is", 10), ("int8wo", 6), ("KV int8", 8)],
+)
+def test_so_many_answers_are_kept(name, floor):
+    assert kept(answers(ROWS[name])) >= floor
+
+
+def test_the_file_in_float32_answers_as_its_dequantised_weights():
+    """The tokenizer and the template that the file holds are those of the folder."""
+    assert kept(answers(ROWS["the file in float32"])) == len(QUESTIONS)

@@ -1,0 +1,74 @@
+"""Transcripts of real speech, against transformers and faster-whisper."""
+
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.real import speech
+
+
+@cache
+def long_recording():
+    return speech.recording()
+
+
+@pytest.mark.parametrize("model", speech.MODELS)
+def test_one_window_is_that_of_transformers(model):
+    """Texts and times of sentences and commands; transformers cuts the prompt and the end off."""
+    spoken = [*speech.sentences(), *speech.commands()]
+    prompt = "<|timestamps|><|en|>" if model == "whisper-base" else "<|timestamps|>"
+    ours = speech.one_window(model, spoken, prompt)
+    theirs = speech.one_window_of_transformers(model, spoken)
+    end = 50256 if model == "whisper-tiny-en" else 50257
+
+    def said(ids):
+        first_time = end + 107  # after the special tokens
+        return [token for token in ids if token < end or token >= first_time]
+
+    assert [said(ids) for ids in ours] == [said(ids) for ids in theirs]
+
+
+@pytest.mark.parametrize(("model", "floor"), [("whisper-tiny-en", 4), ("whisper-base", 4)])
+def test_sentences_are_heard(model, floor):
+    """So many wrong words at most of 63 in the sentences of the audio book."""
+    spoken = speech.sentences()
+    prompt = "<|en|>" if model == "whisper-base" else "<|transcribe|>"
+    found = speech.one_window(model, spoken, prompt)
+    pairs = zip(found, spoken, strict=True)
+    errors = [speech.word_errors(speech.text_of(model, ids), each.text) for ids, each in pairs]
+    assert sum(errors) <= floor, errors
+
+
+@pytest.mark.parametrize("model", speech.MODELS)
+def test_a_long_recording_has_no_more_errors_than_with_faster_whisper(model):
+    long = long_recording()
+    ours = speech.text_of_lines(speech.transcribed(model, long))
+    theirs = speech.text_of_lines(speech.transcribed_by_faster_whisper(model, long))
+    assert speech.word_errors(ours, long.text) <= speech.word_errors(theirs, long.text)
+
+
+@pytest.mark.xfail(strict=True, reason="words stand twice where two windows of a recording join")
+def test_nothing_is_said_twice_or_lost_where_windows_join():
+    lines = speech.transcribed("whisper-tiny-en", long_recording())
+    text = " ".join(speech.words(speech.text_of_lines(lines)))
+    for sentence in speech.sentences():
+        end = " ".join(sentence.text.split()[-3:])
+        assert text.count(end) == speech.ROUNDS, end
+
+
+@pytest.mark.parametrize("model", speech.MODELS)
+def test_silence_is_no_speech(model):
+    silence = speech.Spoken(samples=np.zeros(20 * speech.RATE, np.float32), text="")
+    assert speech.text_of_lines(speech.transcribed(model, silence)) == ""
+
+
+@pytest.mark.xfail(strict=True, reason="noise becomes a sentence that nobody has said")
+def test_noise_is_no_speech():
+    spectrum = np.fft.rfft(np.random.default_rng(0).standard_normal(20 * speech.RATE))
+    spectrum /= np.sqrt(np.maximum(1, np.arange(len(spectrum))))  # pink
+    noise = np.fft.irfft(spectrum).astype(np.float32)
+    noise = speech.Spoken(samples=noise * (0.1 / np.abs(noise).max()), text="")
+    text = speech.text_of_lines(speech.transcribed("whisper-tiny-en", noise))
+    assert not re.search("[a-z]", text.lower()), text
