@@ -228,7 +228,7 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
         clock=clock,
         has_keys=has_keys,
         aspect=aspect,
-        is_mapped=limits.pixels == "square",
+        is_mapped=limits.is_as_shown,
         joined=parts,
     )
 
