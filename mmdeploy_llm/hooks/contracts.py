@@ -205,8 +205,8 @@ class MediaLimits:
     isolation: whether a processor decodes in the threads of intake, or in processes that are killed
         after decode_timeout and use at most decode_memory bytes; "auto" leaves the choice to
         the processor.
-    pixels: "square": a video whose pixels are not square has the shape that players show, and an
-        image with a colour profile the colours that browsers show; or "as-stored".
+    pixels: "square": videos whose pixels are not square have the shape that players show, HDR and
+        colours that are not sRGB what players and browsers show; or "as-stored".
     """
 
     max_bytes: int = 256 * 2**20
@@ -248,6 +248,13 @@ class MediaLimits:
             raise MediaLimitError(
                 f"{name} has {num_bytes} bytes{more}, {self.max_bytes} are allowed; shrink it or "
                 "raise max_media_bytes"
+            )
+
+    def check_frames(self, count: int) -> None:
+        """Raises MediaLimitError for a list of more than max_frames frames."""
+        if count > self.max_frames:
+            raise MediaLimitError(
+                f"the video has {count} frames, {self.max_frames} are allowed; remove some"
             )
 
 

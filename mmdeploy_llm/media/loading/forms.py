@@ -45,7 +45,8 @@ def changed(item: MediaItem, change: Change, *, is_in_part: bool = False) -> Med
         # Only a plugin knows what nested values of its kind mean.
         if item.kind not in MEDIA_KINDS and not is_in_part:
             return replace(item, source=change(item))
-        return replace(item, source=[change(replace(item, source=each)) for each in source])
+        frames = [changed(replace(item, source=each), change) for each in source]
+        return replace(item, source=[frame.source for frame in frames])
     return replace(item, source=change(item))
 
 
@@ -154,7 +155,21 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
         source = MediaRef(kind=item.kind, uri=source, caller=caller)
     if isinstance(source, (bytearray, memoryview)):
         source = bytes(source)
+    if item.kind == "video" and isinstance(source, (list, tuple)):
+        source = _with_files(source, caller)
     return MediaItem(kind=item.kind, source=source, options=options)
+
+
+def _with_files(frames: Sequence[Any], caller: str) -> Sequence[Any]:
+    """Returns the frames of a video, those that are files as MediaRefs: Qwen's messages name
+    them."""
+    names = [os.fsdecode(each) if isinstance(each, os.PathLike) else each for each in frames]
+    if not any(isinstance(name, str) for name in names):
+        return frames
+    return [
+        MediaRef(kind="image", uri=name, caller=caller) if isinstance(name, str) else name
+        for name in names
+    ]
 
 
 def _is_base64(source: Mapping[str, Any]) -> bool:

@@ -294,7 +294,28 @@ class MediaLoader:
         if callable(getattr(item.source, "read", None)):
             with self._file_lock:  # several prompts may share a file object
                 return self._read(item, limits)
+        if item.kind == "video" and isinstance(item.source, list):
+            return self._frames(item.source, limits)
         return item.source
+
+    def _frames(self, frames: Sequence[Any], limits: MediaLimits) -> list[Any]:
+        """Returns the frames of a list, named ones as bytes, which are as many together as
+        a video may have."""
+        limits.check_frames(len(frames))
+        found, num_bytes = [], 0
+        for frame in frames:
+            own = self._frame(frame, limits) if isinstance(frame, MediaRef) else frame
+            if own is not frame:
+                num_bytes += len(own)
+                limits.check_bytes(num_bytes, "the list of frames", is_all=False)
+            found.append(own)
+        return found
+
+    def _frame(self, ref: MediaRef, limits: MediaLimits) -> bytes:
+        try:
+            return self._named(ref, limits)
+        except RequestError as error:
+            raise with_file(error, ref) from error.__cause__
 
     def _read(self, item: MediaItem, limits: MediaLimits) -> bytes:
         """Reads the item's file object, which may be a pipe or a socket, and hang."""

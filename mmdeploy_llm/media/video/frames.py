@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image.decode import ImageDecoder
 from mmdeploy_llm.media.isolation import Workers
@@ -28,10 +28,7 @@ class FrameList:
     ) -> None:
         if not len(frames):
             raise MediaError("the video is an empty list of frames")
-        if len(frames) > limits.max_frames:
-            raise MediaLimitError(
-                f"the video has {len(frames)} frames, {limits.max_frames} are allowed; remove some"
-            )
+        limits.check_frames(len(frames))
         self._frames, self._limits, self._decoder = frames, limits, ImageDecoder(workers)
         width, height = self._decoder.peek(frames[0], limits).size
         check_size(width, height, limits)

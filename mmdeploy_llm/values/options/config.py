@@ -377,16 +377,15 @@ class MediaOptions(FrozenParams, defer_build=True):
     pixels: Annotated[
         Literal["square", "as-stored"],
         Flag(
-            "Shape of videos whose pixels are not square, and colours of images with an ICC "
-            "profile. square: as players and browsers show them; as-stored:"
-            " as transformers reads it.",
+            "Shape of videos whose pixels are not square, HDR, and colours that are not sRGB. "
+            "square: as players and browsers show them; as-stored: as transformers reads them.",
             is_rare=True,
         ),
     ] = Field(
         default="square",
-        description="shape of videos whose pixels are not square, and colours of images with an "
-        "ICC profile: `square` stretches the frames as players do and converts the colours to sRGB "
-        "as browsers do; `as-stored` leaves both, as transformers does",
+        description="shape of videos whose pixels are not square, HDR, and colours that are not "
+        "sRGB (ICC profiles, codes in PNG and AVIF): `square` stretches, maps and converts them as "
+        "players and browsers do; `as-stored` leaves all, as transformers does",
     )
     mm_processor_kwargs: Mapping[str, Any] | None = Field(
         default=None,

@@ -132,9 +132,9 @@ class EngineFlags(TypedDict, total=False):
         str,
         Flag(
             help=(
-                "Shape of videos whose pixels are not square, and colours of images with an "
-                "ICC profile. square: as players and browsers show them; as-stored: as "
-                "transformers reads it."
+                "Shape of videos whose pixels are not square, HDR, and colours that are not "
+                "sRGB. square: as players and browsers show them; as-stored: as transformers "
+                "reads them."
             ),
             is_rare=True,
         ),

@@ -354,3 +354,51 @@ def test_the_media_of_a_run_take_a_share_of_the_memory(monkeypatch):
     assert most_bytes(0) == 2 * 2**30
     assert processed_cache(7).stats.max_bytes == 7
     assert processed_cache(None).stats.max_bytes == 64 * 2**20
+
+
+class Frames(MediaProcessor):
+    """Makes a video of its frames, one token for each byte of them."""
+
+    kind, token, markers = "video", "<|video_pad|>", ("<|video_pad|>",)
+
+    def decode(self, source, limits):
+        return [bytes(frame) for frame in source]
+
+    def process(self, item, options):
+        return MediaInput(kind="video", tensors={}, num_tokens=len(b"".join(item)), key=str(item))
+
+    def count_tokens(self, item, options):
+        return len(b"".join(item))
+
+
+@pytest.fixture
+def load_frames():
+    """load_frames(frames, **limits) -> the tokens of a video of a list of frames; the file NAME has
+    the bytes of its name, but for "gone"."""
+
+    def fetch(ref, limits):
+        if ref.uri == "gone":
+            raise MediaError("there is no such file")
+        return ref.uri.encode()
+
+    def load(frames, **limits):
+        loader = MediaLoader(
+            media=ModelMedia(processors={"video": Frames()}),
+            fetch=fetch,
+            limits=MediaLimits(**limits),
+            max_items={},
+        )
+        (made,) = loader.load(media_items({"video": [frames]}))
+        return made.num_tokens
+
+    return load
+
+
+def test_frames_of_a_video_may_be_files(load_frames):
+    assert load_frames(["12", Path("3"), b"4567"]) == 7
+    with pytest.raises(MediaError, match=r"no such file \(image file 'gone'\)"):
+        load_frames(["1", "gone"])
+    with pytest.raises(MediaLimitError, match="has 3 frames, 2 are allowed"):
+        load_frames(["1", "gone", "3"], max_frames=2)
+    with pytest.raises(MediaLimitError, match="the list of frames has 6 bytes or more, 5"):
+        load_frames(["123", "456", "gone"], max_bytes=5)

@@ -69,6 +69,8 @@ PARTS = [
 
 def plain(source):
     """A source of either reader: references as texts, data: URLs without their type."""
+    if isinstance(source, list):
+        return [plain(each) for each in source]
     own = source.uri if isinstance(source, MediaRef) else source
     return f"data:{own[own.index(';') :]}" if isinstance(own, str) and ";base64," in own else own
 

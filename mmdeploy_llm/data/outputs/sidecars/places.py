@@ -12,7 +12,7 @@ from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS, is_media_name, natural_
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.values.closing import Closing
-from mmdeploy_llm.values.text.encodings import not_utf8
+from mmdeploy_llm.values.text.encodings import is_utf8, not_utf8
 
 MAX_BYTES = 2**20  # of a sidecar that is read
 BYTE_ORDER_MARK = "\ufeff"
@@ -145,12 +145,12 @@ def text_in(folder: Folder, name: str) -> str | None:
         return None
     except (ConfigError, OSError) as error:
         raise RequestError(f"its sidecar cannot be read: {error}") from None
-    if len(data) > MAX_BYTES or b"\0" in data:
-        raise RequestError(f"{name!r} is no text of at most {MAX_BYTES} bytes")
-    try:
-        return data.decode().strip()
-    except UnicodeDecodeError:
-        raise RequestError(f"{name!r} is {not_utf8(data)}") from None
+    if len(data) > MAX_BYTES:
+        raise RequestError(f"{name!r} has more than {MAX_BYTES} bytes, which is no sidecar's text")
+    text = data.decode(errors="surrogateescape")
+    if b"\0" in data or not is_utf8(text):
+        raise RequestError(f"{name!r} is {not_utf8(data)}")
+    return text.strip()
 
 
 def is_read_only(folder: Folder, name: str) -> bool:
