@@ -27,10 +27,8 @@ from mmdeploy_llm.values.options.runtime_config import RuntimeConfig
 from mmdeploy_llm.values.options.weight_formats import FORMATS
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.cache import WeightCache, open_cache
-from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
-from mmdeploy_llm.weights.quantized.settings import quantization_settings
 from mmdeploy_llm.weights.streaming import PackModule
 
 from .deterministic import check_model
@@ -97,7 +95,7 @@ def load_model(
         threads.place()
     split = None if group.ranks is None else shard(files, group.ranks)
     can_keep = _can_keep(runtime, machine)
-    stays_coded = can_keep is not None and _is_quantized(files)
+    stays_coded = can_keep is not None and files.is_quantized
 
     def build(config: Any) -> Any:
         built = new_model(files, config)
@@ -205,7 +203,7 @@ def _add_room(
     model = build(config)
     memory = machine.kernels.memory
     if cache is not None and memory is not None and isinstance(model, nn.Module):
-        size = _packed_bytes(model, runtime) if coded is None else _stored_bytes(coded)
+        size = _packed_bytes(model, runtime) if coded is None else coded.stored_bytes
         room.enter_context(cache.room_for(size // group.size, memory))
     return model
 
@@ -215,13 +213,6 @@ def _packed_bytes(model: nn.Module, runtime: RuntimeConfig) -> int:
     rounding = runtime.quantization
     bits = None if rounding is None else FORMATS[rounding].bits
     return weight_bytes(model, getattr(torch, runtime.dtype), bits=bits)
-
-
-def _stored_bytes(files: ModelFiles) -> int:
-    """Returns the bytes of the files with the weights."""
-    checkpoint = files.checkpoint
-    found = checkpoint.gguf_files or find_weights(checkpoint.folder)
-    return sum(path.stat().st_size for path in found)
 
 
 def _new_packer(
@@ -278,12 +269,6 @@ def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
     if runtime.options.quantization is None:
         return can_pack
     return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
-
-
-def _is_quantized(files: ModelFiles) -> bool:
-    """Whether the checkpoint stores weights in few bits, some of them at least."""
-    checkpoint = files.checkpoint
-    return bool(checkpoint.gguf_files) or quantization_settings(checkpoint.config) is not None
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:

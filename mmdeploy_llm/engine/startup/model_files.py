@@ -26,8 +26,10 @@ from mmdeploy_llm.layers.drafts.wanted import AddDraftHead, draft_head_of
 from mmdeploy_llm.layers.pooling.rules import EmbeddingRules
 from mmdeploy_llm.system.guarding.given_template import load_template
 from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.folder import MODEL_FILES, TOKENIZER_FILES, naming, resolve_model
 from mmdeploy_llm.weights.folder.text_sizes import TextSizes, read_text_sizes
+from mmdeploy_llm.weights.quantized.settings import quantization_settings
 from mmdeploy_llm.weights.stored_head import follow_stored_head
 
 from .vectors import rules_of
@@ -71,6 +73,18 @@ class ModelFiles:
     def head(self) -> HeadKind:
         """The head of the checkpoint."""
         return head_of(self.checkpoint.architecture, self.spec.architectures)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of the files with the weights."""
+        found = self.checkpoint.gguf_files or find_weights(self.checkpoint.folder)
+        return sum(path.stat().st_size for path in found)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint stores weights in few bits, some of them at least."""
+        settings = quantization_settings(self.checkpoint.config)
+        return bool(self.checkpoint.gguf_files) or settings is not None
 
 
 def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> ModelFiles:

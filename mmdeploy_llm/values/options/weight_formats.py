@@ -39,6 +39,8 @@ class WeightFormat:
         product does.
     transformers: the format of compressed-tensors in which such weights are saved and transformers
         reads them; None: they are not saved.
+    kept: percent of the best tokens of a model of 0.1 B parameters that stay those of float32, as
+        examples/benchmarks/QUALITY.md has them.
     summary: what a user reads about the format.
     """
 
@@ -51,6 +53,7 @@ class WeightFormat:
     elsewhere: str
     tied_head: str
     transformers: str | None = PACK_QUANTIZED
+    kept: int
     summary: str
 
 
@@ -68,6 +71,7 @@ FORMATS = _table(
         elsewhere="int8",
         tied_head="int8a8",
         transformers=None,
+        kept=92,
         summary="8 bits by row, activations too",
     ),
     WeightFormat(
@@ -79,6 +83,7 @@ FORMATS = _table(
         on_cuda="int4wo",
         elsewhere="int8",
         tied_head="int8a8",
+        kept=66,
         summary="4 bits, activations 8 on CPUs",
     ),
     WeightFormat(
@@ -88,6 +93,7 @@ FORMATS = _table(
         group_size=128,
         elsewhere="int8wo",
         tied_head="int8wo",
+        kept=96,
         summary="8 bits",
     ),
     WeightFormat(
@@ -97,6 +103,7 @@ FORMATS = _table(
         group_size=64,
         elsewhere="int8wo",
         tied_head="int8wo",
+        kept=67,
         summary="4 bits",
     ),
     WeightFormat(
@@ -106,6 +113,7 @@ FORMATS = _table(
         activation_bits=8,
         elsewhere="int8a8",
         tied_head="int8a8",
+        kept=92,
         summary="8 bits, activations too",
     ),
     WeightFormat(
@@ -115,9 +123,12 @@ FORMATS = _table(
         activation_bits=8,
         elsewhere="int8",
         tied_head="int8a8",
+        kept=66,
         summary="4 bits, activations 8",
     ),
 )
+KEPT = MappingProxyType({name: row.kept for name, row in FORMATS.items()})
+KEPT_BY_KV_CACHE = MappingProxyType({"int4": 78})  # the same of kv_cache_dtype
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
 
 if TYPE_CHECKING:
