@@ -80,14 +80,17 @@ def warn_of_loss(runtime: RuntimeConfig, files: ModelFiles) -> None:
     is_read = runtime.options.load_format != "dummy"
     if not lossy or not is_read or files.stored_bytes not in SMALL:
         return
+    nearest = max(KEPT, key=KEPT.__getitem__)
     for option, value, kept in lossy:
         logger.warning(
             "%s = %r keeps about %d of 100 greedy tokens of a model of 0.1 B parameters, and loses "
-            "less of larger ones; int8wo and kv_cache_dtype = 'int8' keep 96, and 4 bits of "
-            "`mmdeploy-llm quantize --calibrate` more than those of this option",
+            "less of larger ones. quantization = %r keeps %d, a KV cache of 8 bits as many; 4 bits "
+            "of `mmdeploy-llm quantize --calibrate` keep more than those of this option",
             option,
             value,
             kept[str(value)],
+            nearest,
+            KEPT[nearest],
         )
 
 
