@@ -161,7 +161,7 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
 
 
 def _with_files(frames: Sequence[Any], caller: str) -> Sequence[Any]:
-    """Returns the frames of a video, those that are files as MediaRefs: Qwen's messages name
+    """Returns the frames of a video, those that are files as MediaRefs: messages may name
     them."""
     names = [os.fsdecode(each) if isinstance(each, os.PathLike) else each for each in frames]
     if not any(isinstance(name, str) for name in names):
