@@ -220,7 +220,7 @@ def _packed_bytes(model: nn.Module, runtime: RuntimeConfig) -> int:
 def _stored_bytes(files: ModelFiles) -> int:
     """Returns the bytes of the files with the weights."""
     checkpoint = files.checkpoint
-    found = checkpoint.gguf_files or find_weights(checkpoint.folder)
+    found = checkpoint.other_files or find_weights(checkpoint.folder)
     return sum(path.stat().st_size for path in found)
 
 
@@ -283,7 +283,7 @@ def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
 def _is_quantized(files: ModelFiles) -> bool:
     """Whether the checkpoint stores weights in few bits, some of them at least."""
     checkpoint = files.checkpoint
-    return bool(checkpoint.gguf_files) or quantization_settings(checkpoint.config) is not None
+    return bool(checkpoint.other_files) or quantization_settings(checkpoint.config) is not None
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:

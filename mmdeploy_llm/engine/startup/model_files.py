@@ -9,7 +9,12 @@ from functools import partial
 from typing import Any
 
 from mmdeploy_llm.engine.intake.template import checkpoint_template
-from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
+from mmdeploy_llm.engine.intake.tokenizer import (
+    PromptTokenizer,
+    eos_token_ids,
+    load_own_tokenizer,
+    load_tokenizer,
+)
 from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend
 from mmdeploy_llm.engine.runner.sampling.processors import LogitsProcessors
 from mmdeploy_llm.engine.startup.parse_cache import ParseCache
@@ -132,8 +137,8 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint, cache: ParseCache) -> PromptTokenizer:
     if config.tokenizer is None:
-        file = next(iter(checkpoint.gguf_files), None)
-        load = partial(load_tokenizer, checkpoint.folder, file)
+        file = next(iter(checkpoint.other_files), None)
+        load = partial(load_own_tokenizer, checkpoint)
         return PromptTokenizer(cache.tokenizer(file or checkpoint.folder, load))
     with naming(config.tokenizer, kind="tokenizer"):
         place = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
