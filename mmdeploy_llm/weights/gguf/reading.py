@@ -130,7 +130,9 @@ def _reduced(number: float, values: Tensor) -> Tensor:
     return (values.float() - number).to(values.dtype)
 
 
-def _sources(header: Header, model: TextModel, has_key: HasKey) -> Iterator[tuple[str, TensorSource]]:
+def _sources(
+    header: Header, model: TextModel, has_key: HasKey
+) -> Iterator[tuple[str, TensorSource]]:
     """Yields key and source of every entry."""
     metadata = Metadata(header)
     names = Names(header.architecture, model.names, has_key)

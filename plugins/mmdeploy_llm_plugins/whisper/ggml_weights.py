@@ -48,7 +48,9 @@ def type_of(number: int, path: Path, name: str) -> TensorType:
     """Returns a type of ggml. Raises CheckpointError for one that cannot be read."""
     found = FLOATS.get(number) or readable_types().get(number)
     if found is None:
-        raise CheckpointError(f"{name!a} in {path} has the type {number} of ggml, which is not read")
+        raise CheckpointError(
+            f"{name!a} in {path} has the type {number} of ggml, which is not read"
+        )
     return found
 
 
