@@ -84,7 +84,7 @@ def build_model(
 
     Parameters get `dtype` or float32, see dtype_of. A module with non-persistent buffers computes
     them in `init_buffers(device)`.
-    load_format: "auto" reads the GGUF or model files that the checkpoint names, else safetensors files;
+    load_format: "auto" reads the other files that the checkpoint names, else safetensors files;
         "safetensors" only these; "dummy" reads no file and fills small random values,
         always the same.
     split: under tensor parallelism, reduces the model to this rank's shard; only the shard is read.

@@ -37,7 +37,7 @@ def save_loaded(
     checkpoint = follow_stored_head(read_checkpoint(place))
     if checkpoint.other_files and config.load_format != "safetensors":
         raise ConfigError(
-            f"{config.model} is {checkpoint.other_files[0].name}, a file that is not saved in another "
+            f"{config.model} is {checkpoint.other_files[0].name}, which is not saved in another "
             "format; copy the file"
         )
     check_output(output, checkpoint.folder, overwrite=overwrite)

@@ -137,14 +137,9 @@ def read_checkpoint(
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
     that no plugin knows.
     """
-    other = None
-    if not is_gguf(place) and may_be_file(place):
-        plugins = PluginManager.load() if plugins is None else plugins
-        other = find_model_file(place, plugins)
+    other = _other_file(place, plugins)
     if other is not None:
         return _of_model_file(other)
-    if not place.is_dir() and not is_gguf(place):
-        raise no_model(place)
     folder = place if place.is_dir() else place.parent
     image = _preprocessor(folder, "image_processor", "preprocessor_config.json")
     video = _preprocessor(folder, "video_processor", "video_preprocessor_config.json")
@@ -180,6 +175,17 @@ def read_checkpoint(
         gguf_tower=tower,
         gguf_tables=tables,
     )
+
+
+def _other_file(place: Path, plugins: PluginManager | None) -> ModelFile | None:
+    """Returns the model in a file that a plugin reads; None for a place that needs
+    none."""
+    if is_gguf(place) or not may_be_file(place):
+        return None
+    found = find_model_file(place, PluginManager.load() if plugins is None else plugins)
+    if found is None and not place.is_dir():
+        raise no_model(place)
+    return found
 
 
 def _of_model_file(file: ModelFile) -> Checkpoint:

@@ -56,7 +56,7 @@ class TensorSource:
 
 
 class BlockFile(EntryFile[TensorSource]):
-    """Weights in the types of ggml, which GGUF and whisper.cpp's files have."""
+    """Weights in the types of ggml, which GGUF and older files have."""
 
     def _weight(self, source: TensorSource) -> WeightRows:
         return _Weight(source, self._rows)

@@ -11,15 +11,19 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
-from mmdeploy_llm.weights.gguf.entries import EntryFile
-from mmdeploy_llm.weights.gguf.header import Header, StoredTensor
-from mmdeploy_llm.weights.gguf.library import TensorType
-from mmdeploy_llm.weights.gguf.rows import TensorRows
+from mmdeploy_llm.weights.other_files import (
+    CodedWeight,
+    CodeLayout,
+    EntryFile,
+    Header,
+    StoredTensor,
+    TensorRows,
+    TensorType,
+    WeightRows,
+)
 from mmdeploy_llm.weights.quantized import GroupedMatrix
-from mmdeploy_llm.weights.tensor_file import WeightRows
 
-from .ctranslate2 import FLOATS, TYPES, Variable, Variables, wrong
+from .ctranslate2_header import FLOATS, TYPES, Variable, Variables, wrong
 from .stored import StoredWhisper
 
 SCALE = "_scale"

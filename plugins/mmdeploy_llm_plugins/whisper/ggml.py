@@ -19,17 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import ModelFile
-from mmdeploy_llm.system.guarding.folder_files import check_regular, shown
+from mmdeploy_llm.weights.other_files import BlockFile, check_regular, shown
 
+from .ggml_weights import Placed, open_weights, type_sizes, wrong
 from .stored import MULTILINGUAL, StoredWhisper, check_tokens
 from .vocabulary import END, write_tokenizer
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.weights.gguf.reading import BlockFile
 
 SIZES = (
     "vocab_size",
@@ -54,17 +51,6 @@ MAX_NAME = 1024
 MAX_AXES = 4
 MLP_OF_CHANNELS = 4
 SPACE = b" "
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A stored tensor. type: number in ggml. shape: as torch writes it. offset: of its first
-    byte."""
-
-    name: str
-    type: int
-    shape: tuple[int, ...]
-    offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +82,6 @@ class GGMLWhisper(ModelFile):
 
     def open_weights(self) -> BlockFile:
         """See ModelFile."""
-        from .ggml_weights import open_weights
-
         return open_weights(self.path, self._contents.tensors)
 
     @cached_property
@@ -173,8 +157,6 @@ def special_tokens(vocab_size: int, num_words: int, path: Path) -> dict[str, int
 def read_contents(path: Path) -> Contents:
     """Reads all of a file but its values. Raises CheckpointError for one that is malformed or ends
     early."""
-    from .ggml_weights import type_sizes
-
     check_regular(path)
     with path.open("rb") as file:
         reader = _Reader(path, file)
@@ -190,11 +172,11 @@ def read_contents(path: Path) -> Contents:
         ]
         # The older converter writes the end, too, and all of the others do not.
         ends = [at for at, word in enumerate(words) if word == END.encode()]
-        tensors = tuple(_read_tensors(reader, type_sizes))
+        tensors = tuple(_read_tensors(reader))
     return Contents(sizes=sizes, words=words[: ends[0]] if ends else words, tensors=tensors)
 
 
-def _read_tensors(reader: _Reader, type_sizes: Any) -> Iterator[Placed]:
+def _read_tensors(reader: _Reader) -> Iterator[Placed]:
     names = set[str]()
     while reader.left:
         num_axes = reader.number(1, MAX_AXES)
@@ -242,8 +224,3 @@ class _Reader:
             raise wrong(self.path, "ends within its values: it is truncated")
         self._file.seek(num_bytes, os.SEEK_CUR)
         return begin
-
-
-def wrong(path: Path, what: str) -> CheckpointError:
-    """Returns the error for a file that is not as it must be."""
-    return CheckpointError(f"{path} is no valid file of whisper.cpp: it {what}. Download it again")

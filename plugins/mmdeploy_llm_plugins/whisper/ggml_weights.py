@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.gguf.header import Header, StoredTensor
-from mmdeploy_llm.weights.gguf.library import TensorType, readable_types
-from mmdeploy_llm.weights.gguf.reading import BlockFile, TensorSource
-
-from .ggml import Placed, wrong
+from mmdeploy_llm.weights.other_files import (
+    BlockFile,
+    Header,
+    StoredTensor,
+    TensorSource,
+    TensorType,
+    readable_types,
+)
 
 # Read without the package gguf, which knows the others.
 FLOATS: Mapping[int, TensorType] = {
@@ -44,13 +48,27 @@ RENAMES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A stored tensor. type: number in ggml. shape: as torch writes it. offset: of its first
+    byte."""
+
+    name: str
+    type: int
+    shape: tuple[int, ...]
+    offset: int
+
+
+def wrong(path: Path, what: str) -> CheckpointError:
+    """Returns the error for a file that is not as it must be."""
+    return CheckpointError(f"{path} is no valid file of whisper.cpp: it {what}. Download it again")
+
+
 def type_of(number: int, path: Path, name: str) -> TensorType:
     """Returns a type of ggml. Raises CheckpointError for one that cannot be read."""
     found = FLOATS.get(number) or readable_types().get(number)
     if found is None:
-        raise CheckpointError(
-            f"{name!a} in {path} has the type {number} of ggml, which is not read"
-        )
+        raise CheckpointError(f"{name!a} in {path} is of type {number} of ggml, which is not read")
     return found
 
 

@@ -19,7 +19,7 @@ NEEDED = (END, "<|startoftranscript|>", "<|translate|>", "<|transcribe|>", "<|no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWhisper:
-    """What a file says of its model. tokens: the special ones, with their ids. dtype: name of that
+    """Sizes and tokens of a model. tokens: the special ones, with their ids. dtype: name of that
     of the weights. is_tied: whether the head is the embedding."""
 
     vocab_size: int
@@ -36,7 +36,7 @@ class StoredWhisper:
     def config(self) -> dict[str, Any]:
         """Returns config.json."""
         end = self.tokens[END]
-        parts = {}
+        parts: dict[str, int] = {}
         for side, sizes in (("encoder", self.encoder), ("decoder", self.decoder)):
             names = (f"{side}_layers", f"{side}_attention_heads", f"{side}_ffn_dim")
             parts.update(zip(names, sizes, strict=True))

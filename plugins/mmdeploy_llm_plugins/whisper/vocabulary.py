@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,19 @@ def write_tokenizer(
         ["".join(letters[byte] for byte in part) for part in pair]
         for pair in _merges(words, file_name)
     ]
-    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "unk_token": None}
+    model: dict[str, Any] = {
+        "type": "BPE",
+        "vocab": vocabulary,
+        "merges": merges,
+        "unk_token": None,
+    }
     model |= {"dropout": None, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    values = {"version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None}
+    values: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "post_processor": None,
+    }
     values |= {"pre_tokenizer": BYTES, "decoder": BYTES, "model": {**model, "fuse_unk": False}}
     write_values(folder, values, specials, len(words))
 
@@ -93,7 +104,7 @@ def _parts(word: bytes, ranks: Mapping[bytes, int], limit: int) -> list[bytes]:
     """Returns what the merges before number `limit` leave of a word."""
     parts = [bytes([byte]) for byte in word]
     while len(parts) > 1:
-        pairs = (ranks.get(one + two, limit) for one, two in zip(parts, parts[1:], strict=False))
+        pairs = (ranks.get(one + two, limit) for one, two in pairwise(parts))
         best, at = min((rank, at) for at, rank in enumerate(pairs))
         if best >= limit:
             break
