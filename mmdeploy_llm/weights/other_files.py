@@ -1,4 +1,4 @@
-"""What plugins read files of models with: texts within limits, and tensors as entries of a
+"""Offers what plugins read files of models with: texts within limits, and tensors as entries of a
 checkpoint. A format is a ModelFileSpec of a plugin, see `mmdeploy_llm.hooks`."""
 
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout

@@ -129,16 +129,14 @@ def read_checkpoint(
     """Reads the JSON files of a model, without running code of the checkpoint.
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
-    metadata of this file and of the one with the vision tower. plugins: whose tables say how a GGUF
-    file is read; None: those that are installed. known: the config of a folder without GGUF files,
-    where it is known already.
+    metadata of this file and of the one with the vision tower. plugins: who says how other files
+    are read; None: those that are installed. known: the config of a folder, where it is known.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
     that no plugin knows.
     """
-    other = _other_file(place, plugins)
-    if other is not None:
+    if (other := _other_file(place, plugins)) is not None:
         return _of_model_file(other)
     folder = place if place.is_dir() else place.parent
     image = _preprocessor(folder, "image_processor", "preprocessor_config.json")
