@@ -108,7 +108,8 @@ class GGMLWhisper(ModelFile):
             num_positions=sizes["num_positions"],
             dtype="float32" if sizes["type"] == FLOAT32 else "float16",
             tokens=tokens,
-            **parts,
+            encoder=parts["encoder"],
+            decoder=parts["decoder"],
         )
 
     def _suppressed(self) -> list[int]:
