@@ -131,6 +131,7 @@ PLUGIN_API = {
     "media.image.tiff",
     "weights.gguf.tables",
     "weights.map",
+    "weights.other_files",
     "weights.quantized",
 }
 ANY_FAMILY = "transformers_any"

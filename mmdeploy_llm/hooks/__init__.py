@@ -22,6 +22,7 @@ from mmdeploy_llm.hooks.objects.logits import (
     LogitsRow,
 )
 from mmdeploy_llm.hooks.objects.model import Model
+from mmdeploy_llm.hooks.objects.model_files import ModelFile, ModelFileSpec
 from mmdeploy_llm.hooks.objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset, ReadPage, ReadText
@@ -90,6 +91,8 @@ __all__ = [
     "MediaSplitter",
     "MediaView",
     "Model",
+    "ModelFile",
+    "ModelFileSpec",
     "ModelSpec",
     "NextText",
     "OutputSinkSpec",

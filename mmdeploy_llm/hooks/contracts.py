@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.hooks.objects.model_files import ModelFile
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.system.guarding.folder_files import read_object
@@ -160,6 +161,8 @@ class Checkpoint:
     preprocessor: options of the image processor.
     video_preprocessor: options of the video processor.
     generation: generation_config.json.
+    model_file: a file of another format that holds all of these and the weights; None: there is
+        none.
     gguf_files: the GGUF files that hold the weights; (): safetensors files of the folder do.
     gguf_tower: the GGUF file that holds the vision tower's weights; None: the others hold all.
     gguf_tables: ModelSpec.gguf of the plugins by whose tables these files are read.
@@ -170,6 +173,7 @@ class Checkpoint:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
     video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    model_file: ModelFile | None = None
     gguf_files: tuple[Path, ...] = ()
     gguf_tower: Path | None = None
     gguf_tables: tuple[str, ...] = ()
@@ -179,11 +183,19 @@ class Checkpoint:
         """The first of config.json's architectures, "" when there is none."""
         return next(iter(getattr(self.config, "architectures", None) or ()), "")
 
+    @property
+    def other_files(self) -> tuple[Path, ...]:
+        """The files with the weights where they are no safetensors files; () where they are."""
+        return self.gguf_files or (() if self.model_file is None else (self.model_file.path,))
+
     def read_json(self, file_name: str) -> Mapping[str, Any]:
-        """Reads a JSON object from a file of the folder, {} when there is no such file.
+        """Reads a JSON object from a file of the folder, {} when there is no such file; of a model
+        file, what transformers' folder of the model would have.
 
         Raises CheckpointError for anything but a regular file of a bounded size and depth.
         """
+        if self.model_file is not None:
+            return self.model_file.read_json(file_name)
         return read_object(self.folder / file_name)
 
 

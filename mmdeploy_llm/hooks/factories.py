@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessor, LogitsProcessorSpec
+from mmdeploy_llm.hooks.objects.model_files import ModelFile, ModelFileSpec
 from mmdeploy_llm.hooks.objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.hooks.objects.reading import KEEP, ReadingPreset
 from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec, RecordStore
@@ -132,6 +133,8 @@ def _problem(spec: FactorySpec, built: object) -> str | None:
             return _class_problem(built, LogitsProcessor)
         case OutputSinkSpec():
             return _class_problem(built, RecordStore)
+        case ModelFileSpec():
+            return _class_problem(built, ModelFile)
         case AttentionBackendSpec():
             return _class_problem(built, AttentionBackend) or _backend_problem(spec, built)
         case MediaProcessorSpec(yields=str()):

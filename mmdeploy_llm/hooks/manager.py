@@ -24,6 +24,7 @@ from mmdeploy_llm.hooks.files import load_file
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.hooks.objects.model import Model
+from mmdeploy_llm.hooks.objects.model_files import ModelFile, ModelFileSpec
 from mmdeploy_llm.hooks.objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import OutputSinkSpec, RecordStore
@@ -309,6 +310,8 @@ class PluginManager:
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
     @overload
     def build(self, spec: OutputSinkSpec, *args: Any) -> RecordStore: ...
+    @overload
+    def build(self, spec: ModelFileSpec, *args: Any) -> ModelFile: ...
     @overload
     def build(self, spec: AttentionBackendSpec, *args: Any) -> AttentionBackend: ...
     @overload

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.hooks.objects.model_files import ModelFileSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
@@ -33,6 +34,7 @@ FactorySpec = (
     | MediaProcessorSpec
     | AttentionBackendSpec
     | OutputSinkSpec
+    | ModelFileSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | ChatPartSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -50,6 +52,7 @@ SpecT = TypeVar(
     OutputSinkSpec,
     AttentionBackendSpec,
     WeightFormatSpec,
+    ModelFileSpec,
     ChatPartSpec,
 )
 NamedSpecT = TypeVar(
@@ -164,6 +167,8 @@ def describe(spec: Spec) -> str:
             return f"attention backend {spec.name}"
         case WeightFormatSpec():
             return f"weight format {spec.name}"
+        case ModelFileSpec():
+            return f"model file {spec.name}"
         case ChatPartSpec():
             return f"chat part {spec.name}"
 

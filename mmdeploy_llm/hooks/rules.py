@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.chat_parts import CHAT_PART_TYPE, OWN_TYPES, ChatPartSpec, are_keys
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.hooks.objects.model_files import ModelFileSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import (
     OUTPUT_CONTENTS,
@@ -217,6 +218,11 @@ class _Weights(_Parser):
     quantise: FunctionOrNone
 
 
+class _ModelFile(_Made):
+    first_bytes: Annotated[Begins, _Some]
+    file_names: Names
+
+
 class _ChatPart(_Made):
     types: Annotated[
         tuple[_ChatType, ...],
@@ -261,6 +267,7 @@ RULES: Mapping[type[Spec], type[_Rules]] = MappingProxyType(
         OutputSinkSpec: _Output,
         AttentionBackendSpec: create_model("_AttentionWithFlags", __base__=_Attention, **FLAGS),
         WeightFormatSpec: _Weights,
+        ModelFileSpec: _ModelFile,
         ChatPartSpec: _ChatPart,
         MediaProcessorSpec: _Media,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.hooks.objects.model_files import ModelFileSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.relatives import relatives
 from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
@@ -311,6 +312,8 @@ def use_keys(spec: Spec) -> tuple[str, ...]:
             return (*_names(spec), *spec.architectures)
         case CorpusFormatSpec() | OutputSinkSpec():
             return (spec.name, *spec.suffixes)
+        case ModelFileSpec():
+            return (spec.name, *spec.file_names)
         case ChatPartSpec():
             return (spec.name, *spec.types)
         case _:

@@ -14,6 +14,7 @@ import pluggy
 from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.hooks.objects.model_files import ModelFileSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
@@ -119,6 +120,15 @@ def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ign
 def provide_weight_formats() -> Iterable[WeightFormatSpec]:  # type: ignore[empty-body]
     """Returns formats in which checkpoints store weights in few bits. Called once, at load; must
     not import torch.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_model_files() -> Iterable[ModelFileSpec]:  # type: ignore[empty-body]
+    """Returns formats of files that hold whole models, other than safetensors and GGUF. Called
+    once, at load; must not import torch.
 
     .. versionadded:: 0.1
     """

@@ -15,6 +15,7 @@ from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.hooks.objects.attention import AttentionBackendSpec
 from mmdeploy_llm.hooks.objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.hooks.objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.hooks.objects.model_files import ModelFileSpec
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset
 from mmdeploy_llm.hooks.objects.store import CorpusFormatSpec, OutputSinkSpec
 from mmdeploy_llm.hooks.objects.weights import WeightFormatSpec
@@ -43,6 +44,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_output_sinks": OutputSinkSpec,
         "provide_attention_backends": AttentionBackendSpec,
         "provide_weight_formats": WeightFormatSpec,
+        "provide_model_files": ModelFileSpec,
         "provide_chat_parts": ChatPartSpec,
     }
 )
@@ -188,6 +190,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case WeightFormatSpec():
             return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case ModelFileSpec():
+            return [f"model file {normalise(spec.name)}"]
         case ChatPartSpec():
             families = [(type_, normalise(own)) for type_ in spec.types for own in spec.models]
             return [f"chat part {type_!r} for model {own}" for type_, own in families]

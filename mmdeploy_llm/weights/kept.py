@@ -22,14 +22,12 @@ from mmdeploy_llm.kernels.coded import (
     num_units,
 )
 from mmdeploy_llm.system.sharding import Share
-from mmdeploy_llm.weights.gguf.reading import GGUFFile
+from mmdeploy_llm.weights.tensor_file import CodedFile
 
-from .quantized.reading import QuantizedFile
 from .shard import Read
 
 logger = logging.getLogger(__name__)
 
-CODED_FILES = (QuantizedFile, GGUFFile)
 # Whether the kernels multiply by a weight of these bits, columns of a group, and shape.
 CanKeep = Callable[[CodeLayout, Sequence[int]], bool]
 
@@ -145,7 +143,7 @@ def _can_hold(model: nn.Module, name: str) -> bool:
 def _layout(read: Read) -> CodeLayout | None:
     if read.transpose or len(read.shape) != 2:
         return None
-    return read.file.layout(read.key) if isinstance(read.file, CODED_FILES) else None
+    return read.file.layout(read.key) if isinstance(read.file, CodedFile) else None
 
 
 def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
@@ -180,7 +178,7 @@ def _parts(reads: Sequence[Read], targets: Sequence[Tensor]) -> list[CodedWeight
     decoded: dict[tuple[int, str], CodedWeight] = {}
     parts = []
     for read, target in zip(reads, targets, strict=True):
-        assert isinstance(read.file, CODED_FILES)
+        assert isinstance(read.file, CodedFile)
         key = id(read.file), read.key
         if key not in decoded:
             out = target if num_reads[key] == 1 else None

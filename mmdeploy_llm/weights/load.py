@@ -84,7 +84,7 @@ def build_model(
 
     Parameters get `dtype` or float32, see dtype_of. A module with non-persistent buffers computes
     them in `init_buffers(device)`.
-    load_format: "auto" reads the GGUF files that the checkpoint names, else safetensors files;
+    load_format: "auto" reads the other files that the checkpoint names, else safetensors files;
         "safetensors" only these; "dummy" reads no file and fills small random values,
         always the same.
     split: under tensor parallelism, reduces the model to this rank's shard; only the shard is read.
@@ -139,6 +139,8 @@ def _open(
     plugins: PluginManager | None,
 ) -> Sequence[TensorFile]:
     """Returns the files of a checkpoint, ready to be read. stack: closes them."""
+    if checkpoint.model_file is not None and load_format != "safetensors":
+        return [stack.enter_context(checkpoint.model_file.open_weights())]
     if checkpoint.gguf_files and load_format != "safetensors":
         return _open_gguf(model, checkpoint, stack)
     paths = find_weights(checkpoint.folder)

@@ -31,12 +31,12 @@ CHUNK_VALUES = 2**22  # compared at once
 
 def follow_stored_head(checkpoint: Checkpoint) -> Checkpoint:
     """Returns the checkpoint, with a config that says that head and embedding differ where the
-    stored ones do, which is logged. GGUF files say by their tensors what is tied.
+    stored ones do, which is logged. Other files say by their tensors what is tied.
 
     Reads weights only where the config ties them and the files hold a head all the same.
     """
     levels = _levels(checkpoint.config)
-    if checkpoint.gguf_files or not any(getattr(level, TIE, False) for level in levels):
+    if checkpoint.other_files or not any(getattr(level, TIE, False) for level in levels):
         return checkpoint
     with ExitStack() as stack:
         try:

@@ -7,10 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
 
 ROWS_BYTES = 64 * 2**20  # of floats that are dequantised at a time
 
@@ -40,6 +42,17 @@ class TensorFile(Protocol):
 
         Casts to `out`'s dtype. transpose: the file stores the last two axes swapped (`out.mT`).
         """
+
+
+@runtime_checkable
+class CodedFile(TensorFile, Protocol):
+    """A file that stores weights in few bits, which may stay so."""
+
+    def layout(self, key: str) -> CodeLayout | None:
+        """Returns the layout of a weight that can stay in few bits; None where it cannot."""
+
+    def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
+        """Reads a weight that has a layout. out: [n, U] int32; may become its units."""
 
 
 class WeightRows(Protocol):

@@ -27,6 +27,7 @@ HOOKS = {
     "provide_output_sinks": (),
     "provide_attention_backends": (),
     "provide_weight_formats": (),
+    "provide_model_files": (),
     "provide_chat_parts": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),

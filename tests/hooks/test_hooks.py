@@ -20,6 +20,7 @@ from mmdeploy_llm.hooks import (
     MediaLimits,
     MediaProcessorSpec,
     MediaRef,
+    ModelFileSpec,
     ModelSpec,
     OutputSinkSpec,
     PluginManager,
@@ -361,6 +362,15 @@ def test_hook_provide_weight_formats():
     assert manager.provided(WeightFormatSpec) == (spec,)
     assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
     assert manager.plugins[0].provides == ("weight format acme_4",)
+
+
+def test_hook_provide_model_files():
+    spec = ModelFileSpec(name="acme", factory="json:loads", first_bytes=(b"acme",))
+    plugin = SimpleNamespace(provide_model_files=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(ModelFileSpec) == (spec,)
+    assert manager.plugins[0].provides == ("model file acme",)
 
 
 def test_hook_provide_chat_parts():

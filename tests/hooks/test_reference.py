@@ -31,6 +31,7 @@ from mmdeploy_llm.hooks import (
     MediaLimits,
     MediaProcessorSpec,
     MediaRef,
+    ModelFileSpec,
     ModelSpec,
     OutputSinkSpec,
     PluginManager,
@@ -140,6 +141,12 @@ def use(manager, spec, folder):
                 store.delete([written[1]])
             with closing(manager.build(spec, path, False)) as store:
                 return list(store.entries()) == [(0, '{"id": 0}'), (2, '{"id": 2}')]
+        case ModelFileSpec():
+            (folder / "parts").mkdir()
+            (folder / "parts/config.json").write_text('{"model_type": "llama"}')
+            (folder / "post").write_text(f"signpost\n{folder / 'parts'}\n")
+            found = manager.build(spec, folder / "post")
+            return found.read_json("config.json") == {"model_type": "llama"}
         case WeightFormatSpec():
             codes, scales = torch.ones(2, 4).half(), torch.tensor([[1.0], [3.0]])
             entry = Entry(dtype=torch.float16, shape=(2, 4), offset=0)

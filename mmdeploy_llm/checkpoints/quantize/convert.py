@@ -109,8 +109,10 @@ def _read(model: str) -> tuple[Checkpoint, Mapping[str, Any]]:
     """Reads the JSON files of a model with safetensors files that is not quantised; returns its
     config.json too."""
     checkpoint = follow_stored_head(read_checkpoint(resolve_model(model, None, MODEL_FILES)))
-    if checkpoint.gguf_files:
-        raise ConfigError(f"{model} is a GGUF file; give a folder with safetensors files")
+    if checkpoint.other_files:
+        raise ConfigError(
+            f"{model} is {checkpoint.other_files[0].name}; give a folder with safetensors files"
+        )
     values = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     if is_quantized(values):
         raise ConfigError(f"{model} is quantised already; give the folder that it was made from")

@@ -35,9 +35,10 @@ def save_loaded(
         raise ConfigError("load_format = 'dummy' reads no weights: there are none to save")
     place = resolve_model(config.model, config.revision, MODEL_FILES)
     checkpoint = follow_stored_head(read_checkpoint(place))
-    if checkpoint.gguf_files and config.load_format != "safetensors":
+    if checkpoint.other_files and config.load_format != "safetensors":
         raise ConfigError(
-            f"{config.model} is a GGUF file, which is not saved in another format; copy the file"
+            f"{config.model} is {checkpoint.other_files[0].name}, which is not saved in another "
+            "format; copy the file"
         )
     check_output(output, checkpoint.folder, overwrite=overwrite)
     paths = find_weights(checkpoint.folder)

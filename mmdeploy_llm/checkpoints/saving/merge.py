@@ -65,8 +65,11 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
     """
     config = EngineConfig.from_options(model, PluginChoice(**choice).model_dump())
     checkpoint = follow_stored_head(read_checkpoint(resolve_model(model, None, MODEL_FILES)))
-    if checkpoint.gguf_files:
-        raise ConfigError(f"{model} is a GGUF file; give the safetensors folder it was made of")
+    if checkpoint.other_files:
+        raise ConfigError(
+            f"{model} is {checkpoint.other_files[0].name}, no safetensors file; give the folder it "
+            "was made of"
+        )
     values = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     if is_quantized(values):
         raise ConfigError(

@@ -18,7 +18,8 @@ DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 MAX_WHOLE_BYTES = 64 * 2**20  # other files up to this size are read whole
 WEIGHTS = (".safetensors", ".gguf")
-MODEL_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".ttf", *WEIGHTS))
+TEXTS = (".json", ".jinja", ".txt", ".model", ".ttf")
+MODEL_SUFFIXES = frozenset((*TEXTS, *WEIGHTS))
 
 
 class _Hasher(Protocol):
@@ -98,7 +99,7 @@ def file_paths(url: str) -> Sequence[str]:
 
 
 def model_digest(place: Path) -> str:
-    """Returns a digest of the files of a model, which is a folder or a GGUF file in one: names,
+    """Returns a digest of the files of a model, which is a folder or a file in one: names,
     sizes and contents; of weights a sample of NUM_SAMPLES pieces for each file, which differ after
     another training. Raises CheckpointError for a folder with several GGUF models."""
     # Imports torch, which programs that only read records do without.
@@ -109,10 +110,14 @@ def model_digest(place: Path) -> str:
     others = {path.name for path in folder.glob(f"*{GGUF_SUFFIX}")}
     tower = find_tower(place) if others else None
     others -= {path.name for path in (*find_gguf(place), *((tower,) if tower else ()))}
+    listed = os.listdir(folder)
+    # Where there are none of these, a plugin reads another file.
+    is_other = not any(Path(name).suffix in WEIGHTS for name in listed)
+    own = {place.name} if place.is_file() else {name for name in listed if is_other}
     names = sorted(
         name
-        for name in os.listdir(folder)
-        if Path(name).suffix in MODEL_SUFFIXES and name not in others
+        for name in listed
+        if (Path(name).suffix in MODEL_SUFFIXES or name in own) and name not in others
     )
     for name in names:
         # Links are followed: the cache of the hub consists of links. A file that cannot be read is
@@ -131,7 +136,7 @@ def _feed_file(hasher: _Hasher, path: Path) -> None:
             return
         size = status.st_size
         _feed(hasher, (path.name, size))
-        is_whole = size <= MAX_WHOLE_BYTES and path.suffix not in WEIGHTS
+        is_whole = size <= MAX_WHOLE_BYTES and path.suffix in TEXTS
         if is_whole or size <= NUM_SAMPLES * SAMPLE_BYTES:
             hasher.update(files.read_at(fd, size, 0))
             return

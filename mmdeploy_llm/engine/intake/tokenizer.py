@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,6 +26,15 @@ logger = logging.getLogger(__name__)
 
 MAX_WORD_LISTS = 16  # lists of bad_words whose ids are kept
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
+
+
+def load_own_tokenizer(checkpoint: Checkpoint) -> Any:
+    """Loads transformers' tokenizer of a model; see load_tokenizer."""
+    if checkpoint.model_file is None:
+        return load_tokenizer(checkpoint.folder, next(iter(checkpoint.gguf_files), None))
+    with tempfile.TemporaryDirectory(prefix="mmdeploy-llm-") as folder:
+        checkpoint.model_file.write_tokenizer(Path(folder))
+        return load_tokenizer(Path(folder))
 
 
 def load_tokenizer(folder: Path, gguf_file: Path | None = None) -> Any:

@@ -9,7 +9,12 @@ from functools import partial
 from typing import Any
 
 from mmdeploy_llm.engine.intake.template import checkpoint_template
-from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
+from mmdeploy_llm.engine.intake.tokenizer import (
+    PromptTokenizer,
+    eos_token_ids,
+    load_own_tokenizer,
+    load_tokenizer,
+)
 from mmdeploy_llm.engine.runner.sampling.grammar import GrammarBackend
 from mmdeploy_llm.engine.runner.sampling.processors import LogitsProcessors
 from mmdeploy_llm.engine.startup.parse_cache import ParseCache
@@ -77,14 +82,14 @@ class ModelFiles:
     @property
     def stored_bytes(self) -> int:
         """The bytes of the files with the weights."""
-        found = self.checkpoint.gguf_files or find_weights(self.checkpoint.folder)
+        found = self.checkpoint.other_files or find_weights(self.checkpoint.folder)
         return sum(path.stat().st_size for path in found)
 
     @property
     def is_quantized(self) -> bool:
         """Whether the checkpoint stores weights in few bits, some of them at least."""
         settings = quantization_settings(self.checkpoint.config)
-        return bool(self.checkpoint.gguf_files) or settings is not None
+        return bool(self.checkpoint.other_files) or settings is not None
 
 
 def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> ModelFiles:
@@ -146,8 +151,8 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint, cache: ParseCache) -> PromptTokenizer:
     if config.tokenizer is None:
-        file = next(iter(checkpoint.gguf_files), None)
-        load = partial(load_tokenizer, checkpoint.folder, file)
+        file = next(iter(checkpoint.other_files), None)
+        load = partial(load_own_tokenizer, checkpoint)
         return PromptTokenizer(cache.tokenizer(file or checkpoint.folder, load))
     with naming(config.tokenizer, kind="tokenizer"):
         place = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)

@@ -32,8 +32,8 @@ def draft_head_of(
             f"speculative='mtp', but no draft layer of {checkpoint.architecture} is known, only of "
             f"{', '.join(known)}: {ELSE}"
         )
-    if checkpoint.gguf_files:
-        raise ConfigError(f"speculative='mtp' reads no GGUF files: {ELSE}")
+    if checkpoint.other_files:
+        raise ConfigError(f"speculative='mtp' reads safetensors files only: {ELSE}")
     about = f"{plugins.origin(spec)}: {spec.draft_head}, the draft head of model {spec.name},"
     add: AddDraftHead = imported_for(spec.draft_head, about)
     if config.load_format != "dummy":

@@ -21,7 +21,7 @@ def bundled_models() -> dict[str, Path]:
 
 
 def find_model(name: str) -> Path | None:
-    """Returns the place of a model: a local folder or GGUF file, or the folder of a bundled model's
+    """Returns the place of a model: a local folder or file, or the folder of a bundled model's
     name, in this order; None for the id of a hub. Raises CheckpointError for anything else."""
     bundled = bundled_models()
     if not name:
@@ -30,17 +30,15 @@ def find_model(name: str) -> Path | None:
         folder = Path(name).expanduser()
         if name in bundled and not (folder / "config.json").is_file():
             return bundled[name]
-        if folder.is_dir() or (folder.suffix == GGUF_SUFFIX and folder.is_file()):
+        if folder.is_dir() or folder.is_file():
             return folder
     except (OSError, RuntimeError) as error:  # a name that is too long, ~ of an unknown user
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"there is no model {name[:100]!r}: {reason}") from error
-    is_path = folder.is_absolute() or name.startswith((".", "~")) or folder.is_file()
-    if is_path or not HUB_ID.fullmatch(name):
+    if folder.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
         near = difflib.get_close_matches(name, bundled, n=1)
         hint = f"did you mean the bundled model {near[0]!r}?" if near else _known(bundled)
-        fault = "it is a file" if folder.is_file() else "no such folder"
-        raise CheckpointError(f"there is no model {name!r}: {fault}; {hint}")
+        raise CheckpointError(f"there is no model {name!r}: no such folder; {hint}")
     return None
 
 

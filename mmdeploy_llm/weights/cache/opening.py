@@ -62,7 +62,7 @@ def open_cache(
 def _model_files(checkpoint: Checkpoint) -> Iterator[Path]:
     """Yields the files that the weights and their shapes come from."""
     yield from checkpoint.folder.glob("*.json")
-    yield from checkpoint.gguf_files or find_weights(checkpoint.folder)
+    yield from checkpoint.other_files or find_weights(checkpoint.folder)
     if checkpoint.gguf_tower is not None:
         yield checkpoint.gguf_tower
 

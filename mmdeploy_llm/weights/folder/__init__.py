@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError, ModelError
-from mmdeploy_llm.hooks import Checkpoint, PluginManager
+from mmdeploy_llm.hooks import Checkpoint, ModelFile, PluginManager
 from mmdeploy_llm.system.guarding.folder_files import (
     check_adapter,
     check_folder,
@@ -25,13 +25,14 @@ from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.options.model_names import HUB_ID, find_model, is_cached
 from mmdeploy_llm.weights.gguf import find_gguf, find_tower
 
+from .model_file import find_model_file, is_gguf, may_be_file, no_model
 from .named import check_named
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 PROMPT_FILES = (*TOKENIZER_FILES, "*.ttf")  # needed to prepare prompts
-MODEL_FILES = (*PROMPT_FILES, "*.safetensors")
+MODEL_FILES = (*PROMPT_FILES, "*.safetensors", "model.bin")  # CTranslate2's, no pickle
 # Every JSON file that this package or transformers takes options from.
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "chat_template.json": ChatTemplateFile,
@@ -85,14 +86,24 @@ def look_up(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> No
             if find_model(name) is None and not is_cached(name):
                 _from_hub(name, config.revision, own)
     place = find_model(config.model)
-    if place is not None and not os.path.lexists(place / "config.json") and not find_gguf(place):
-        raise _no_model(place)
+    if place is not None:
+        with naming(config.model):
+            _check_place(place, config)
     with naming(config.model):
         for source in config.adapters.values():
             check_adapter(resolve_adapter(source))
     if config.chat_template is not None:
         load_template(config.chat_template)
     check_named(config)
+
+
+def _check_place(place: Path, config: EngineConfig) -> None:
+    """Raises CheckpointError for a folder or file that holds no model. Loads the plugins only where
+    one of them must know the file."""
+    if place.is_dir() and os.path.lexists(place / "config.json"):
+        return
+    if not is_gguf(place) and find_model_file(place, PluginManager.of(config)) is None:
+        raise no_model(place)
 
 
 def resolve_adapter(name: str) -> Path:
@@ -118,14 +129,15 @@ def read_checkpoint(
     """Reads the JSON files of a model, without running code of the checkpoint.
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
-    metadata of this file and of the one with the vision tower. plugins: whose tables say how a GGUF
-    file is read; None: those that are installed. known: the config of a folder without GGUF files,
-    where it is known already.
+    metadata of this file and of the one with the vision tower. plugins: who says how other files
+    are read; None: those that are installed. known: the config of a folder, where it is known.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
     that no plugin knows.
     """
+    if (other := _other_file(place, plugins)) is not None:
+        return _of_model_file(other)
     folder = place if place.is_dir() else place.parent
     image = _preprocessor(folder, "image_processor", "preprocessor_config.json")
     video = _preprocessor(folder, "video_processor", "video_preprocessor_config.json")
@@ -163,6 +175,34 @@ def read_checkpoint(
     )
 
 
+def _other_file(place: Path, plugins: PluginManager | None) -> ModelFile | None:
+    """Returns the model in a file that a plugin reads; None for a place that needs
+    none."""
+    if is_gguf(place) or not may_be_file(place):
+        return None
+    found = find_model_file(place, PluginManager.load() if plugins is None else plugins)
+    if found is None and not place.is_dir():
+        raise no_model(place)
+    return found
+
+
+def _of_model_file(file: ModelFile) -> Checkpoint:
+    """Describes a model by its file of another format; its values are checked as those of files."""
+    config = check_config(file.read_json("config.json"), file.path.name)
+    return Checkpoint(
+        folder=file.path.parent,
+        config=_config(file.path.parent, config),
+        preprocessor=_checked("preprocessor_config.json", file),
+        generation=_checked("generation_config.json", file),
+        model_file=file,
+    )
+
+
+def _checked(name: str, file: ModelFile) -> Mapping[str, Any]:
+    found = validated(SCHEMAS[name], f"{name}, as {file.path.name} has it,", file.read_json(name))
+    return found.model_dump(exclude_unset=True)
+
+
 def check_files(folder: Path) -> None:
     """Checks every file of a model folder that transformers will open by itself, config.json aside.
     Raises CheckpointError."""
@@ -191,17 +231,10 @@ def _read_config(folder: Path) -> Any:
     check_files(folder)
     config = read_object(folder / "config.json")
     if not config and not (folder / "config.json").is_file():
-        raise _no_model(folder)
+        raise no_model(folder)
     made = check_config(config, "config.json")
     texts = [json.dumps(values, sort_keys=True) for values in (config, made)]
     return _config(folder, None if texts[0] == texts[1] else made)
-
-
-def _no_model(folder: Path) -> CheckpointError:
-    return CheckpointError(
-        f"the folder {str(folder)!r} has no config.json and no GGUF file; give the folder of a "
-        "model in transformers' format, or a GGUF file"
-    )
 
 
 def _config(folder: Path, values: Mapping[str, Any] | None) -> Any:

@@ -35,7 +35,7 @@ NOT_WEIGHTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class TensorSource:
     """Tells where the values of an entry come from.
 
     shape: of the entry.
@@ -55,15 +55,10 @@ class _Source:
         return self.tensor.type.dtype or torch.float32
 
 
-class GGUFFile(EntryFile[_Source]):
-    """The weights in the GGUF files of one model."""
+class BlockFile(EntryFile[TensorSource]):
+    """Weights in the types of ggml, which GGUF and older files have."""
 
-    def __init__(self, header: Header, model: TextModel, has_key: HasKey) -> None:
-        """model: of the file's architecture. has_key: see names.py. Raises CheckpointError for a
-        tensor that the model does not have."""
-        super().__init__(header, dict(_sources(header, model, has_key)))
-
-    def _weight(self, source: _Source) -> WeightRows:
+    def _weight(self, source: TensorSource) -> WeightRows:
         return _Weight(source, self._rows)
 
     def layout(self, key: str) -> CodeLayout | None:
@@ -82,10 +77,19 @@ class GGUFFile(EntryFile[_Source]):
         return weight if source.rows is None else weight.rows(source.rows.places(0, n))
 
 
+class GGUFFile(BlockFile):
+    """The weights in the GGUF files of one model."""
+
+    def __init__(self, header: Header, model: TextModel, has_key: HasKey) -> None:
+        """model: of the file's architecture. has_key: see names.py. Raises CheckpointError for a
+        tensor that the model does not have."""
+        super().__init__(header, dict(_sources(header, model, has_key)))
+
+
 class _Weight:
     """The rows of one entry; see WeightRows."""
 
-    def __init__(self, source: _Source, rows: TensorRows) -> None:
+    def __init__(self, source: TensorSource, rows: TensorRows) -> None:
         self._source = source
         self._rows = rows
 
@@ -126,7 +130,9 @@ def _reduced(number: float, values: Tensor) -> Tensor:
     return (values.float() - number).to(values.dtype)
 
 
-def _sources(header: Header, model: TextModel, has_key: HasKey) -> Iterator[tuple[str, _Source]]:
+def _sources(
+    header: Header, model: TextModel, has_key: HasKey
+) -> Iterator[tuple[str, TensorSource]]:
     """Yields key and source of every entry."""
     metadata = Metadata(header)
     names = Names(header.architecture, model.names, has_key)
@@ -165,7 +171,7 @@ def _change(changes: Mapping[str, Change], name: str) -> Change:
 
 def _entries(
     metadata: Metadata, key: Key, tensor: StoredTensor, change: Change
-) -> Mapping[str, _Source]:
+) -> Mapping[str, TensorSource]:
     """Returns the entries that one stored tensor holds."""
     if not key.is_stack:
         return {key.text: _source(metadata, tensor, change)}
@@ -175,14 +181,14 @@ def _entries(
             f"{tensor.name} of {metadata.header.paths[0]} holds {num_experts} experts"
         )
     return {
-        key.text.format(expert): _Source(
+        key.text.format(expert): TensorSource(
             tensor=tensor, shape=(num_rows, size), first_row=expert * num_rows
         )
         for expert in range(num_experts)
     }
 
 
-def _source(metadata: Metadata, tensor: StoredTensor, change: Change) -> _Source:
+def _source(metadata: Metadata, tensor: StoredTensor, change: Change) -> TensorSource:
     shape, axis = tensor.shape, change.new_axis
     if axis is not None and len(shape) < axis + 2:
         shape = (*shape[:axis], 1, *shape[axis:])
@@ -196,7 +202,7 @@ def _source(metadata: Metadata, tensor: StoredTensor, change: Change) -> _Source
         undo.append(_logarithm)
     if change.added:
         undo.append(partial(_reduced, change.added))
-    return _Source(
+    return TensorSource(
         tensor=tensor,
         shape=shape,
         rows=None if change.rows is None else change.rows(metadata, tensor),

@@ -3,7 +3,13 @@ it."""
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import LogitsProcessorSpec, MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm.hooks import (
+    LogitsProcessorSpec,
+    MediaProcessorSpec,
+    ModelFileSpec,
+    ModelSpec,
+    hookimpl,
+)
 
 
 @hookimpl
@@ -20,6 +26,26 @@ def provide_models() -> tuple[ModelSpec, ...]:
             question=" ",
             media=("audio",),
             sampling={"temperature": 0.0},
+        ),
+    )
+
+
+@hookimpl
+def provide_model_files() -> tuple[ModelFileSpec, ...]:
+    """Returns the formats in which other programs store Whisper."""
+    return (
+        ModelFileSpec(
+            name="ctranslate2",
+            factory="mmdeploy_llm_plugins.whisper.ctranslate2:CTranslate2Whisper",
+            # The version, which is refused by its number where it is not the one that is read.
+            first_bytes=tuple(bytes([version, 0, 0, 0]) for version in range(1, 16)),
+            file_names=("model.bin",),
+        ),
+        ModelFileSpec(
+            name="whisper.cpp",
+            factory="mmdeploy_llm_plugins.whisper.ggml:GGMLWhisper",
+            first_bytes=(b"lmgg",),
+            file_names=("ggml-*.bin",),
         ),
     )
 

@@ -70,7 +70,7 @@ class ParseCache:
             source = Source(lambda: read_checkpoint(place, self._plugins).config)
             return read_checkpoint(place, self._plugins, config_stand_in(found, source))
         made = read_checkpoint(place, self._plugins)
-        if path is not None and not made.gguf_files:
+        if path is not None and not made.other_files:
             self._keep(path, lambda: describe_config(made.config))
         return made
 
