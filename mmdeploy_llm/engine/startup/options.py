@@ -75,8 +75,8 @@ def warn_of_loss(runtime: RuntimeConfig, files: ModelFiles) -> None:
     """Warns of few bits that are known to change more than 5 of 100 tokens of a small model."""
     found = [("kv_cache_dtype", runtime.kv_cache_dtype, KEPT_BY_KV_CACHE)]
     if not files.is_quantized:
-        found.append(("quantization", runtime.quantization, KEPT))
-    lossy = [each for each in found if each[2].get(str(each[1]), 100) < MIN_KEPT]
+        found.append(("quantization", str(runtime.quantization), KEPT))
+    lossy = [each for each in found if each[2].get(each[1], 100) < MIN_KEPT]
     is_read = runtime.options.load_format != "dummy"
     if not lossy or not is_read or files.stored_bytes not in SMALL:
         return
@@ -88,7 +88,7 @@ def warn_of_loss(runtime: RuntimeConfig, files: ModelFiles) -> None:
             "of `mmdeploy-llm quantize --calibrate` keep more than those of this option",
             option,
             value,
-            kept[str(value)],
+            kept[value],
             nearest,
             KEPT[nearest],
         )
