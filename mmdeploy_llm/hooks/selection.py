@@ -228,8 +228,8 @@ def select_named(
     )
 
 
-def _names(spec: NamedSpec) -> tuple[str, ...]:
-    return (spec.name, *spec.aliases)
+def _names(spec: NamedSpec | ModelFileSpec) -> tuple[str, ...]:
+    return (spec.name, *getattr(spec, "aliases", ()))
 
 
 def select_processor(
