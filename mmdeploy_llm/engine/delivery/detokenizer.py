@@ -75,11 +75,9 @@ class Vocabulary:
         """Returns the text of a whole sequence, special tokens included."""
         return str(self._tokenizer.decode(token_ids, **AS_WRITTEN))
 
-    def decode_whole(self, token_ids: Sequence[int]) -> str:
+    def decode_uncut(self, token_ids: Sequence[int]) -> str:
         """Returns the same without a last character of which only the first bytes are there."""
         text = self.decode(token_ids)
-        if not text.endswith(REPLACEMENT):
-            return text
         last = list(token_ids[-MOST_BYTES:])
         tokens = self._tokenizer.convert_ids_to_tokens(last)
         has_fallback = last[-1] in self.byte_ids
@@ -142,8 +140,10 @@ class Detokenizer:
 
         is_cut: the model would have gone on; a character that it has only begun is left out.
         """
-        decode = self._vocabulary.decode_whole if is_cut else self._vocabulary.decode
-        delta = decode(self._window)[self._num_shown :]
+        text = self._vocabulary.decode(self._window)
+        if is_cut and text.endswith(REPLACEMENT):
+            text = self._vocabulary.decode_uncut(self._window)
+        delta = text[self._num_shown :]
         self._window = []
         self._num_shown = 0
         return delta
