@@ -111,7 +111,7 @@ ROWS: dict[str, Row] = {
     "int4, groups of 32": Row(
         options=WINT4_32 | {"quantization": "int4"}, kl=0.315, top=0.704, perplexity=1.3
     ),
-    "int4wo": Row(options={"quantization": "int4wo"}, kl=0.42, top=0.64, perplexity=1.42),
+    "int4wo": Row(options={"quantization": "int4wo"}, kl=0.44, top=0.663, perplexity=1.42),
     "int4": Row(options={"quantization": "int4"}, kl=0.46, top=0.658, perplexity=1.44),
     "KV int8": Row(options={"kv_cache_dtype": "int8"}, kl=0.0022, top=0.961, perplexity=1.01),
     "KV int4": Row(options={"kv_cache_dtype": "int4"}, kl=0.18, top=0.772, perplexity=1.18),
@@ -129,7 +129,7 @@ ROWS: dict[str, Row] = {
         options={"quantization": "int8"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
     ),
     "the file, int4": Row(
-        options={"quantization": "int4"}, gguf=True, kl=0.02, top=0.91, perplexity=1.03
+        options={"quantization": "int4"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
     ),
 }
 

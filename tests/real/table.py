@@ -85,12 +85,12 @@ SECTIONS: dict[str, Callable[[int, list[str]], Iterator[str]]] = {
 
 
 def machine() -> str:
-    """Returns the name of the processor, with its number of cores, and the day."""
+    """Returns the name of the processor, the level of its instructions, and the day."""
     import torch
 
     (name,) = set(re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()))
     level = torch.backends.cpu.get_cpu_capability()
-    return f"{name}, {torch.get_num_threads()} threads, {level}; {date.today().isoformat()}"
+    return f"{name}, {level}; {date.today().isoformat()}"
 
 
 def section(name: str) -> str:
