@@ -44,7 +44,7 @@ def check_complete(
     text: the prompt that the messages gave. rendered: renders other messages and tools in the same
     way.
     """
-    if untold := _untold(messages, tools, text, rendered):
+    if tools and (untold := _untold(messages, tools, text, rendered)):
         raise RequestError(
             f"the chat template does not tell the model of the tools ({', '.join(untold[:5])}); "
             "give a chat_template for tools, or leave them out"
@@ -72,7 +72,7 @@ def _untold(
     """Returns the names of tools that are not in a rendered prompt. A name that is not found as
     JSON has it, or that a message may have brought there, is looked for with a sign after it."""
     names = [str(tool["function"]["name"]) for tool in tools]
-    said = str(messages) if names else ""
+    said = str(messages)
     if all(f'"{name}"' in text and name not in said for name in names):
         return []
     signs = [SIGN.format(f"t{index}") for index in range(len(names))]
