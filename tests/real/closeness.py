@@ -102,34 +102,34 @@ class Found:
 WINT4_32 = {"quantization": "int4wo", "quantization_group_size": 32}
 ROWS: dict[str, Row] = {
     "float32": Row(options={"dtype": "float32"}, kl=1e-07, top=0.9995, perplexity=1.0001),
-    "bfloat16": Row(options={}, kl=0.002, top=0.96, perplexity=1.005),
-    "float16": Row(options={"dtype": "float16"}, kl=0.0001, top=0.99, perplexity=1.002),
-    "int8wo": Row(options={"quantization": "int8wo"}, kl=0.005, top=0.945, perplexity=1.01),
-    "int8a8": Row(options={"quantization": "int8a8"}, kl=0.02, top=0.91, perplexity=1.02),
-    "int8": Row(options={"quantization": "int8"}, kl=0.02, top=0.91, perplexity=1.02),
-    "int4wo, groups of 32": Row(options=WINT4_32, kl=0.3, top=0.7, perplexity=1.3),
+    "bfloat16": Row(options={}, kl=0.00096, top=0.971, perplexity=1.005),
+    "float16": Row(options={"dtype": "float16"}, kl=2e-05, top=0.992, perplexity=1.002),
+    "int8wo": Row(options={"quantization": "int8wo"}, kl=0.0039, top=0.953, perplexity=1.01),
+    "int8a8": Row(options={"quantization": "int8a8"}, kl=0.0171, top=0.916, perplexity=1.02),
+    "int8": Row(options={"quantization": "int8"}, kl=0.0187, top=0.915, perplexity=1.02),
+    "int4wo, groups of 32": Row(options=WINT4_32, kl=0.3, top=0.711, perplexity=1.3),
     "int4, groups of 32": Row(
-        options=WINT4_32 | {"quantization": "int4"}, kl=0.3, top=0.69, perplexity=1.3
+        options=WINT4_32 | {"quantization": "int4"}, kl=0.315, top=0.704, perplexity=1.3
     ),
-    "int4wo": Row(options={"quantization": "int4wo"}, kl=0.42, top=0.64, perplexity=1.42),
-    "int4": Row(options={"quantization": "int4"}, kl=0.44, top=0.64, perplexity=1.44),
-    "KV int8": Row(options={"kv_cache_dtype": "int8"}, kl=0.004, top=0.95, perplexity=1.01),
-    "KV int4": Row(options={"kv_cache_dtype": "int4"}, kl=0.18, top=0.76, perplexity=1.18),
+    "int4wo": Row(options={"quantization": "int4wo"}, kl=0.44, top=0.663, perplexity=1.42),
+    "int4": Row(options={"quantization": "int4"}, kl=0.46, top=0.658, perplexity=1.44),
+    "KV int8": Row(options={"kv_cache_dtype": "int8"}, kl=0.0022, top=0.961, perplexity=1.01),
+    "KV int4": Row(options={"kv_cache_dtype": "int4"}, kl=0.18, top=0.772, perplexity=1.18),
     "KV int4, float32": Row(
         options={"dtype": "float32", "kv_cache_dtype": "int4"}, kl=0.18, top=0.76, perplexity=1.18
     ),
-    "the file as it is": Row(options={}, gguf=True, kl=0.002, top=0.96, perplexity=1.005),
+    "the file as it is": Row(options={}, gguf=True, kl=0.00089, top=0.974, perplexity=1.005),
     "the file in float32": Row(
         options={"dtype": "float32"}, gguf=True, kl=1e-07, top=0.9995, perplexity=1.0001
     ),
     "the file in float16": Row(
-        options={"dtype": "float16"}, gguf=True, kl=0.0001, top=0.99, perplexity=1.002
+        options={"dtype": "float16"}, gguf=True, kl=2e-05, top=0.992, perplexity=1.002
     ),
     "the file, int8": Row(
-        options={"quantization": "int8"}, gguf=True, kl=0.02, top=0.91, perplexity=1.03
+        options={"quantization": "int8"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
     ),
     "the file, int4": Row(
-        options={"quantization": "int4"}, gguf=True, kl=0.02, top=0.91, perplexity=1.03
+        options={"quantization": "int4"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
     ),
 }
 

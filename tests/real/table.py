@@ -1,8 +1,10 @@
 """Writes the figures of the real models into examples/benchmarks/QUALITY.md.
 
     python -m tests.real.table [SECTION]...  [--windows 8]
+    python -m tests.real.table smollm2 --windows 8 --rows bfloat16 "KV int8"
 
-A section is what stands between two marks of the page; those that are not named stay as they are.
+A section is what stands between two marks of the page; those that are not named stay as they are,
+and so do the lines of a section that --rows does not name, which must have the same windows.
 It measures by the same functions as the tests do, over more text: `--windows 40` are 20,440
 positions, and take most of an hour on two cores.
 """
@@ -17,19 +19,26 @@ from pathlib import Path
 
 from tests.real import speech
 from tests.real.answers import QUESTIONS, answers, kept
-from tests.real.closeness import FEW, MANY, ROWS, Reference, measure_row
+from tests.real.closeness import MANY, ROWS, Reference, measure_row
 from tests.real.vectors import TEXTS, vectors
 
 PAGE = Path(__file__).parents[2] / "examples" / "benchmarks" / "QUALITY.md"
-OF_QWEN = ("float32", "bfloat16", "int8wo", "int8", "int4wo", "int4", "KV int8", "KV int4")
+OF_QWEN = ("float32", "bfloat16", "int8wo", "int4wo", "the file as it is")
+WINDOWS_OF_QWEN = 2  # at most: one takes half a minute of two cores
 
 
-def closeness(model: str, names: tuple[str, ...], windows: int) -> Iterator[str]:
-    """Yields a line for each number format; SmolLM2 is asked the twenty questions too."""
+def closeness(model: str, names: tuple[str, ...], windows: int, rows: list[str]) -> Iterator[str]:
+    """Yields a line for each number format; SmolLM2 is asked the twenty questions too.
+
+    rows: those that are measured, none for all; lines of others are those of the page, if any.
+    """
     has_answers, reference = model == "smollm2", Reference(model, windows)
     yield "| format | KL | the same best token | perplexity |" + " answers |" * has_answers
     yield "|---|---|---|---|" + "---|" * has_answers
     for name in names:
+        if rows and name not in rows:
+            yield from re.findall(rf"^\| {re.escape(name)} \|.*", section(model), re.MULTILINE)
+            continue
         found = measure_row(reference, ROWS[name])
         line = f"| {name} | {max(found.kl, 0):.2g} | {found.top:.1%} | {found.perplexity:.2f} |"
         if has_answers:
@@ -39,16 +48,15 @@ def closeness(model: str, names: tuple[str, ...], windows: int) -> Iterator[str]
     yield f"\n{found.positions:,} positions; float32: perplexity {found.reference_perplexity:.2f}."
 
 
-def smollm2(windows: int) -> Iterator[str]:
-    yield from closeness("smollm2", tuple(ROWS), windows)
+def smollm2(windows: int, rows: list[str]) -> Iterator[str]:
+    yield from closeness("smollm2", tuple(ROWS), windows, rows)
 
 
-def qwen(windows: int) -> Iterator[str]:
-    names = (*OF_QWEN, *(name for name in ROWS if name.startswith("the file")))
-    yield from closeness("qwen", names, min(windows, FEW))
+def qwen(windows: int, rows: list[str]) -> Iterator[str]:
+    yield from closeness("qwen", OF_QWEN, min(windows, WINDOWS_OF_QWEN), rows)
 
 
-def of_vectors(_: int) -> Iterator[str]:
+def of_vectors(*_: object) -> Iterator[str]:
     yield f"| dtype | largest difference of {TEXTS} vectors | smallest cosine |"
     yield "|---|---|---|"
     for dtype in ("float32", "bfloat16"):
@@ -56,7 +64,7 @@ def of_vectors(_: int) -> Iterator[str]:
         yield f"| {dtype} | {found.largest_difference:.1e} | {found.smallest_cosine:.6f} |"
 
 
-def of_speech(_: int) -> Iterator[str]:
+def of_speech(*_: object) -> Iterator[str]:
     long = speech.recording()
     seconds, number = len(long.samples) / speech.RATE, len(speech.words(long.text))
     yield f"| model | wrong words of {number} in {seconds:.0f} s | faster-whisper, one beam |"
@@ -68,7 +76,7 @@ def of_speech(_: int) -> Iterator[str]:
         yield f"| {model} | {ours} | {theirs} |"
 
 
-SECTIONS: dict[str, Callable[[int], Iterator[str]]] = {
+SECTIONS: dict[str, Callable[[int, list[str]], Iterator[str]]] = {
     "smollm2": smollm2,
     "qwen": qwen,
     "vectors": of_vectors,
@@ -77,22 +85,26 @@ SECTIONS: dict[str, Callable[[int], Iterator[str]]] = {
 
 
 def machine() -> str:
-    """Returns the name of the processor, with its number of cores, and the day."""
+    """Returns the name of the processor, the level of its instructions, and the day."""
     import torch
 
     (name,) = set(re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()))
     level = torch.backends.cpu.get_cpu_capability()
-    return f"{name}, {torch.get_num_threads()} threads, {level}; {date.today().isoformat()}"
+    return f"{name}, {level}; {date.today().isoformat()}"
+
+
+def section(name: str) -> str:
+    """Returns a section of the page with its marks."""
+    marks = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
+    return re.search(".*".join(marks), PAGE.read_text("utf-8"), re.DOTALL)[0]
 
 
 def write(name: str, lines: list[str]) -> None:
     """Replaces what stands between the marks of a section."""
-    page = PAGE.read_text("utf-8")
-    begin, end = (f"<!-- {name}: {side} -->" for side in ("begin", "end"))
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(end)
-    text = "\n".join([begin, *lines, "", machine(), end])
-    PAGE.write_text(f"{before}{text}{after}", "utf-8")
+    old = section(name)
+    begin, *_, end = old.splitlines()
+    new = "\n".join([begin, *lines, "", machine(), end])
+    PAGE.write_text(PAGE.read_text("utf-8").replace(old, new), "utf-8")
 
 
 def main() -> None:
@@ -100,9 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", metavar="SECTION")
     parser.add_argument("--windows", type=int, default=MANY)
+    parser.add_argument("--rows", nargs="*", default=[], choices=ROWS, metavar="ROW")
     args = parser.parse_args()
     for name in args.sections or SECTIONS:
-        write(name, list(SECTIONS[name](args.windows)))
+        write(name, list(SECTIONS[name](args.windows, args.rows)))
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ def test_answers_in_float32_are_those_of_transformers():
 
 @pytest.mark.parametrize(
     ("name", "floor"),
-    [("float16", 17), ("bfloat16", 9), ("the file as it is", 10), ("int8wo", 6), ("KV int8", 8)],
+    [("float16", 16), ("bfloat16", 14), ("the file as it is", 12), ("int8wo", 8), ("KV int8", 6)],
 )
 def test_so_many_answers_are_kept(name, floor):
+    """Two less than were measured: a token that another machine rounds otherwise changes one."""
     assert kept(answers(ROWS[name])) >= floor
 
 

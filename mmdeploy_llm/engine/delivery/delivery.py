@@ -149,7 +149,7 @@ class Delivery:
                 progress.num_read += 1
         is_broken = pipeline.failure is not None and update.request.stream
         if reason is not None or pipeline.is_stopped or is_broken:
-            pipeline.finish()
+            pipeline.finish(is_cut=reason != "stop" and not pipeline.is_stopped)
         else:
             return None
         if reason in ("abort", "error"):

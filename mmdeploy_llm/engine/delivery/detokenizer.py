@@ -8,6 +8,9 @@ that later ids could change is held back: a character whose bytes are incomplete
 if the text ends with one), and a run of byte-fallback tokens, because decoders validate a run as a
 whole: one wrong byte at its end turns all of it into U+FFFD. (`DecodeStream` of the tokenizers
 library raises an exception in this case.)
+
+Where an answer is cut, a character of which the last bytes are missing is no text: what more tokens
+would have made of it nobody knows. Wrong bytes stay U+FFFD, wherever they are.
 """
 
 from __future__ import annotations
@@ -23,6 +26,15 @@ AS_WRITTEN = MappingProxyType({"skip_special_tokens": False, "clean_up_tokenizat
 # 6 tokens hold both.
 CONTEXT_SIZE = 6
 WINDOW_SIZE = 24
+MOST_BYTES = 3  # of a character whose last bytes are missing
+# GPT-2's alphabet, in which tokens of byte-level BPE are written: a byte that is a visible
+# character of Latin-1 stands for itself, the others have those from U+0100 on, in their order.
+VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+OTHERS = tuple(byte for byte in range(256) if byte not in VISIBLE)
+BYTE_OF = MappingProxyType(
+    {chr(byte): byte for byte in VISIBLE}
+    | {chr(0x100 + place): byte for place, byte in enumerate(OTHERS)}
+)
 
 
 class Vocabulary:
@@ -63,6 +75,18 @@ class Vocabulary:
         """Returns the text of a whole sequence, special tokens included."""
         return str(self._tokenizer.decode(token_ids, **AS_WRITTEN))
 
+    def decode_uncut(self, token_ids: Sequence[int]) -> str:
+        """Returns the same without a last character of which only the first bytes are there."""
+        text = self.decode(token_ids)
+        last = list(token_ids[-MOST_BYTES:])
+        tokens = self._tokenizer.convert_ids_to_tokens(last)
+        has_fallback = last[-1] in self.byte_ids
+        bytes_of = _byte_of_fallback if has_fallback else _bytes_of
+        num_cut = _num_cut(b"".join(map(bytes_of, tokens)))
+        if has_fallback and num_cut:  # a token for each byte; the rest of their run may be right
+            return self.decode(token_ids[:-num_cut])
+        return text[:-1] if num_cut else text
+
     def text_of(self, token_id: int) -> str:
         """Returns the text of one token as it appears after another, so with its leading space."""
         text = self._texts.get(token_id)
@@ -76,8 +100,9 @@ class Detokenizer:
     """The growing text of one request.
 
     All deltas and `finish` together equal `tokenizer.decode(ids, skip_special_tokens=...)`, however
-    the ids are split; no delta ends inside a character. Tokens whose text is one of `markers` are
-    kept even when special tokens are skipped. Writer: the pipeline that owns it.
+    the ids are split, less a character in which they are cut; no delta ends inside a character.
+    Tokens whose text is one of `markers` are kept even when special tokens are skipped. Writer: the
+    pipeline that owns it.
     """
 
     def __init__(
@@ -110,9 +135,15 @@ class Detokenizer:
             self._shorten()
         return text[begin:num_settled]
 
-    def finish(self) -> str:
-        """Returns the text that was held back, decoded without anything after it."""
-        delta = self._vocabulary.decode(self._window)[self._num_shown :]
+    def finish(self, *, is_cut: bool) -> str:
+        """Returns the text that was held back, decoded without anything after it.
+
+        is_cut: the model would have gone on; a character that it has only begun is left out.
+        """
+        text = self._vocabulary.decode(self._window)
+        if is_cut and text.endswith(REPLACEMENT):
+            text = self._vocabulary.decode_uncut(self._window)
+        delta = text[self._num_shown :]
         self._window = []
         self._num_shown = 0
         return delta
@@ -127,3 +158,30 @@ class Detokenizer:
 def _num_settled(text: str) -> int:
     """Returns the length of `text` without a last character that may be incomplete."""
     return len(text) - text.endswith(REPLACEMENT)
+
+
+def _num_cut(data: bytes) -> int:
+    """Returns how many bytes at the end begin a character of UTF-8 and are not all of it."""
+    for number in range(1, min(MOST_BYTES, len(data)) + 1):
+        try:
+            data[-number:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return number
+    return 0
+
+
+def _bytes_of(token: str | bytes) -> bytes:
+    """Returns the bytes of a token, as decoders of byte-level BPE do: a token with a character that
+    is none of their alphabet is text."""
+    if isinstance(token, bytes):
+        return token
+    if all(char in BYTE_OF for char in token):
+        return bytes(BYTE_OF[char] for char in token)
+    return token.encode("utf-8", "surrogatepass")
+
+
+def _byte_of_fallback(token: str) -> bytes:
+    """Returns the byte that a token such as <0xE4> stands for, and a whole character for others."""
+    is_byte = token.startswith("<0x") and len(token) == len("<0xE4>")
+    return bytes.fromhex(token[3:5]) if is_byte else b"-"

@@ -137,11 +137,14 @@ class TextPipeline:
             text = self._detokenizer.push((token_id,))
             self._pass_on(self._stops.feed(text, can_stop=self._can_stop()))
 
-    def finish(self) -> None:
-        """Releases all text that was held back; no token follows."""
+    def finish(self, *, is_cut: bool) -> None:
+        """Releases all text that was held back; no token follows.
+
+        is_cut: the model has not ended by itself, nor was it asked to stop here.
+        """
         if self._sequences is not None:
             self._push(self._sequences.finish())
-        text = self._detokenizer.finish()
+        text = self._detokenizer.finish(is_cut=is_cut)
         if self._stops is not None:
             text = self._stops.feed(text, can_stop=self._can_stop()) + self._stops.finish()
         self._pass_on(text)

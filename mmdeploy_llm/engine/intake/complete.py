@@ -12,6 +12,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 
 Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 
 SHORT = 8  # characters of a text that may stand in a prompt by chance, as "hi" does in "this"
 SIGN = "q7zx{}xz7q"  # begins and ends with letters, which templates neither strip nor escape
@@ -30,9 +31,9 @@ def with_known_roles(messages: Sequence[Message], template: str) -> Sequence[Mes
 
 def check_complete(
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
     text: str,
-    rendered: Callable[[Sequence[Message]], str],
+    rendered: Callable[[Sequence[Message], Sequence[Tool]], str],
 ) -> None:
     """Raises RequestError for a message or tools that are not in a rendered prompt.
 
@@ -40,18 +41,19 @@ def check_complete(
     are then rendered again with a sign after each text. A message without text is complete, and so
     is one of which the template leaves out the reasoning.
 
-    text: the prompt that the messages gave. rendered: renders other messages in the same way.
+    text: the prompt that the messages gave. rendered: renders other messages and tools in the same
+    way.
     """
-    names = [str(tool["function"]["name"]) for tool in tools]
-    if names and not any(name in text for name in names):
+    if tools and (untold := _untold(messages, tools, text, rendered)):
         raise RequestError(
-            f"the chat template does not tell the model of the tools ({', '.join(names[:5])}); "
+            f"the chat template does not tell the model of the tools ({', '.join(untold[:5])}); "
             "give a chat_template for tools, or leave them out"
         )
     if _is_found(messages, text):
         return
     signs: dict[str, int] = {}
-    shown = rendered([_signed(message, index, signs) for index, message in enumerate(messages)])
+    signed = [_signed(message, index, signs) for index, message in enumerate(messages)]
+    shown = rendered(signed, tools)
     left_out = next((index for sign, index in signs.items() if sign not in shown), None)
     if left_out is not None:
         raise RequestError(
@@ -59,6 +61,27 @@ def check_complete(
             "not in the prompt: the chat template leaves it out; give it a role that the template "
             "knows, mostly system, user or assistant, or another chat_template"
         )
+
+
+def _untold(
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    text: str,
+    rendered: Callable[[Sequence[Message], Sequence[Tool]], str],
+) -> list[str]:
+    """Returns the names of tools that are not in a rendered prompt. A name that is not found as
+    JSON has it, or that a message may have brought there, is looked for with a sign after it."""
+    names = [str(tool["function"]["name"]) for tool in tools]
+    said = str(messages)
+    if all(f'"{name}"' in text and name not in said for name in names):
+        return []
+    signs = [SIGN.format(f"t{index}") for index in range(len(names))]
+    signed = [
+        {**tool, "function": {**tool["function"], "name": name + sign}}
+        for tool, name, sign in zip(tools, names, signs, strict=True)
+    ]
+    shown = rendered(messages, signed)
+    return [name for name, sign in zip(names, signs, strict=True) if sign not in shown]
 
 
 def _is_found(messages: Sequence[Message], text: str) -> bool:

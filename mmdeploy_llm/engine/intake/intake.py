@@ -321,7 +321,9 @@ class Intake:
             written,
             conversation.tools,
             text,
-            lambda other: self._rendered_text(template, other, variables),
+            lambda other, tools: self._rendered_text(
+                template, other, {**variables, "tools": list(tools) or None}
+            ),
         )
         pieces = text.split(conversation.mark) if conversation.mark else [text]
         ids = self._encode_pieces([self._placeholders.in_text(piece) for piece in pieces])

@@ -15,6 +15,7 @@ from mmdeploy_llm_plugins.reasoning.parsers import (
     Qwen3Parser,
 )
 from mmdeploy_llm_plugins.tools.parsers import formats
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmdeploy_llm.engine.delivery.delivery import Delivery
 from mmdeploy_llm.engine.delivery.summary import record_of
@@ -201,6 +202,32 @@ def test_a_stop_sequence_ends_the_request(
         assert "##" not in output.outputs.text or reason == "length"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("reason", "stop", "expected"),
+    [
+        ("length", (), "a🦜"),
+        ("abort", (), "a🦜"),
+        ("error", (), "a🦜"),
+        ("repetition", (), "a🦜"),
+        ("stop", (), "a🦜\ufffd"),  # nothing would have come: wrong bytes of the model
+        ("length", ("🦜🐢", "b"), "a🦜"),  # held back for a stop text, and then not found
+        ("length", ("🦜",), "a"),
+    ],
+)
+def test_a_character_in_which_an_answer_is_cut_has_tokens_and_no_text(
+    byte_level: Any, generation: Any, stream: bool, reason: str, stop: Any, expected: str
+) -> None:
+    """Parrot and turtle in bytes, of which the last is missing."""
+    of_byte = bytes_to_unicode()
+    data = "a🦜🐢".encode()[:-1]
+    ids = byte_level.convert_tokens_to_ids([of_byte[byte] for byte in data])
+    made = generation(stream=stream, params=params(stop=list(stop)))
+    answer = merged(run(Delivery(byte_level), made, [[token_id] for token_id in ids], reason))
+    assert answer.text == expected
+    assert answer.token_ids == (ids[:5] if expected == "a" else ids)
+
+
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("skips", [True, False])
@@ -208,7 +235,7 @@ def test_real_tokenizers(tokenizer: Any, generation: Any, stream: bool, skips: b
     rng = random.Random(5)
     ids = [rng.randrange(len(tokenizer)) for _ in range(300)]
     made = generation(stream=stream, params=params(skip_special_tokens=skips))
-    outputs = run(Delivery(tokenizer), made, [[token_id] for token_id in ids], "length")
+    outputs = run(Delivery(tokenizer), made, [[token_id] for token_id in ids], "stop")
     assert merged(outputs).text == tokenizer.decode(ids, skip_special_tokens=skips)
     assert merged(outputs).token_ids == list(ids)
 

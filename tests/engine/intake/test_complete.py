@@ -57,11 +57,11 @@ PARTS = [{"type": "text", "text": "What is it?"}, {"type": "text", "text": "Answ
 def check(template, messages, tools=()):
     compiled = jinja2.Environment().from_string(template)
 
-    def rendered(own):
-        return compiled.render(messages=own, tools=tools)
+    def rendered(own, own_tools):
+        return compiled.render(messages=own, tools=own_tools)
 
     known = with_known_roles(messages, template)
-    text = rendered(known)
+    text = rendered(known, tools)
     check_complete(known, tools, text, rendered)
     return text
 
@@ -125,6 +125,38 @@ def test_tools_that_no_template_tells_of():
     assert "look_closer" in check(TOOLS, [USER], [tool])
     with pytest.raises(RequestError, match=r"does not tell the model of the tools \(look_closer\)"):
         check(KNOWN_ROLES, [USER], [tool])
+
+
+def tool_named(name):
+    return {"type": "function", "function": {"name": name, "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("picture", [USER]),  # a word of the question
+        ("user", [USER]),  # of the template
+        ("look_closer", CALLS),  # of a call in the conversation
+        ("is", [say("system", 'There is a tool "is".'), USER]),
+    ],
+)
+def test_a_name_that_stands_elsewhere_tells_of_no_tool(name, messages):
+    with pytest.raises(RequestError, match=rf"does not tell the model of the tools \({name}\)"):
+        check(KNOWN_ROLES, messages, [tool_named(name)])
+    assert name in check(TOOLS, messages, [tool_named(name)])
+
+
+def test_each_tool_is_told():
+    tools = [tool_named("look_closer"), tool_named("picture")]
+    check(TOOLS, [USER], tools)
+    first = TOOLS.replace("tools or []", "(tools or [])[:1]")
+    with pytest.raises(RequestError, match=r"of the tools \(picture\)"):
+        check(first, [USER], tools)
+
+
+def test_tools_in_json_are_rendered_once():
+    text = '{"name": "look_closer"} <user>What is in the picture?'
+    check_complete([USER], [tool_named("look_closer")], text, None)
 
 
 def test_long_texts_are_rendered_once():
