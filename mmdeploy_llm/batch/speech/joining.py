@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from .pairs import Pair, Word, pairs_of
+from .pairs import Pair, Word, pairs_of, plain
 
+LINES_VARY = 1.5  # seconds by which lines overlap that are not the same words
 HEARD_NEAR = 0.1  # seconds: a word that ends so much after another one begins was heard besides it
 OFF_A_LINE = 3.0  # seconds by which a cut may be farther from the middle to divide one line less
 HEARD_TWICE = 1.5  # words left out, that are better than two that are said at one time
@@ -101,6 +102,9 @@ def _joined(overlap: _Overlap) -> list[Word]:
     """Returns the words of two windows, each once."""
     ours, theirs = overlap.ours, overlap.theirs
     pairs = pairs_of(ours, theirs, overlap.start, overlap.end)
+    if not pairs and ours and theirs and ours[-1].end - theirs[0].start < LINES_VARY:
+        is_rest = plain(ours[-1].text).endswith(plain(theirs[0].text))
+        return [*ours, *theirs[is_rest:]]
     if not pairs:
         return _without_pairs(overlap)
     num_ours = _cut(overlap, pairs)

@@ -97,7 +97,11 @@ def _runs(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
 
 
 def _is_sure(run: Sequence[Pair], ours: Sequence[Word], theirs: Sequence[Word]) -> bool:
-    """Whether a run is no chance: a short one has the same times in both windows."""
+    """Whether a run is no chance: a short one has the same times in both windows, or is the end of
+    one and the begin of the other."""
+    is_at_edge = run[-1].ours == len(ours) - 1 and run[0].theirs == 0
+    if is_at_edge:
+        return True
     if not all(ours[pair.ours].is_spaced for pair in run):
         return len(run) >= FEWEST_CHARACTERS
     apart = min(abs(ours[pair.ours].middle - theirs[pair.theirs].middle) for pair in run)
