@@ -25,7 +25,7 @@ from mmdeploy_llm.hooks.objects.model import Model
 from mmdeploy_llm.hooks.objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset, ReadPage, ReadText
-from mmdeploy_llm.hooks.objects.speech import Heard, SpeechRules, Spoken
+from mmdeploy_llm.hooks.objects.speech import Heard, SpeechRules, Spoken, Sureness
 from mmdeploy_llm.hooks.objects.store import (
     CorpusFile,
     CorpusFormatSpec,
@@ -108,6 +108,7 @@ __all__ = [
     "SpeechRules",
     "SplitPart",
     "Spoken",
+    "Sureness",
     "StepLengths",
     "StepStats",
     "ToolCall",

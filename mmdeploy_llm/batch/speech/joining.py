@@ -103,7 +103,8 @@ def _joined(overlap: _Overlap) -> list[Word]:
     ours, theirs = overlap.ours, overlap.theirs
     pairs = pairs_of(ours, theirs, overlap.start, overlap.end)
     if not pairs and ours and theirs and ours[-1].end - theirs[0].start < LINES_VARY:
-        is_rest = plain(ours[-1].text).endswith(plain(theirs[0].text))
+        begin = plain(theirs[0].text)
+        is_rest = bool(begin) and plain(ours[-1].text).endswith(begin)
         return [*ours, *theirs[is_rest:]]
     if not pairs:
         return _without_pairs(overlap)
