@@ -1,4 +1,4 @@
-"""Joins what was heard in windows that overlap, word by word, so that nothing is said twice or lost.
+"""Joins what windows that overlap have heard, word by word: nothing is said twice, nothing lost.
 
     one window     [ ... Yes, of course. | Then we went to the st]
     the next                 [ of course. | Then we went to the station. ... ]
@@ -81,10 +81,10 @@ def words_of(line: Line, number: int) -> Iterator[Word]:
         if one.isspace():
             was_space = True
             continue
-        if not parts or was_space or (is_own or is_apart) and not is_mark:
+        if not parts or was_space or ((is_own or is_apart) and not is_mark):
             parts.append(" " * (was_space and bool(parts)))
         parts[-1] += one
-        was_space, is_apart = False, is_own or is_apart and is_mark
+        was_space, is_apart = False, is_own or (is_apart and is_mark)
     total = sum(map(len, parts)) or 1
     span, at = line.end - line.start, 0
     for part in parts:
@@ -172,7 +172,7 @@ def _cut(overlap: _Overlap, pairs: Sequence[Pair]) -> int:
             after = before + 1 if after is None and before is not None else after
             assert after is not None, "there are pairs"
             before = after - 1
-            if 0 <= before and after < len(words):
+            if before >= 0 and after < len(words):
                 divided += words[before].line == words[after].line
             moments.append(words[after].start if after < len(words) else words[before].end)
         return abs(sum(moments) / 2 - overlap.middle) + OFF_A_LINE * divided

@@ -1,8 +1,8 @@
 """Finds the words that two windows have both heard, in order and at about the same time.
 
-    first     then  we went  to  the  st
-                       |     |   |
-    second            went  to  the  station  they  say
+first     then  we went  to  the  st
+                   |     |   |
+second            went  to  the  station  they  say
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ MOST_COMPRESSED = 2.4  # bytes of a text that become one
 
 
 LEAST_LOGPROB = -1.0  # mean log-probability of words that are taken
+SURE_LOGPROB = -0.4  # of words beside which it does not count that silence is likely
+NO_SPEECH_AT_ALL = 0.8  # probability beyond which no answer is taken without a mark
 NO_SPEECH = 0.6  # probability beyond which an answer that is not sure either was said by nobody
 
 
@@ -65,6 +67,13 @@ def is_poor(text: str, finish_reason: str | None, mean_logprob: float = 0.0) -> 
     data = text.encode()
     is_repeated = len(data) > MOST_COMPRESSED * len(zlib.compress(data))
     return finish_reason == "length" or is_repeated or mean_logprob < LEAST_LOGPROB
+
+
+def is_doubtful(sure: Sureness) -> bool:
+    """Whether nobody may have said an answer that is not poor. Where a window begins within a word,
+    models hold it for no speech too, but are sure of what follows."""
+    is_guess = sure.no_speech > 0 and sure.mean_logprob < SURE_LOGPROB
+    return is_guess or sure.no_speech > NO_SPEECH_AT_ALL
 
 
 def is_unspoken(text: str, sure: Sureness) -> bool:
@@ -110,9 +119,9 @@ class Transcript:
     """A file that was transcribed, or why it was not.
 
     seconds: its length. languages: those that were recognized, in order. num_silent: windows of
-    digital silence. num_unspoken: windows in which nobody speaks, see is_unspoken. num_again: windows that were asked for again, see is_poor. doubtful: the
-    seconds at which windows begin whose last answer was poor, too. notes: see OpenSound. source:
-    what was heard.
+    digital silence. num_unspoken: windows in which nobody speaks, see is_unspoken. num_again:
+    windows that were asked for again, see is_poor. doubtful: the seconds from which on lines are
+    marked as doubtful. notes: see OpenSound. source: what was heard.
     """
 
     path: Path
@@ -285,8 +294,8 @@ class Transcriber:
                 if poor and not is_last:
                     self._again.append(answer.ask)
                     return
-                heard, is_doubtful = self._rule.read(own.token_ids), poor or sure.no_speech > 0
-                part = _Part(heard=heard, first=begin, is_doubtful=is_doubtful)
+                heard, is_guess = self._rule.read(own.token_ids), poor or is_doubtful(sure)
+                part = _Part(heard=heard, first=begin, is_doubtful=is_guess)
                 file.heard.setdefault(index, []).append(part)
             elif not begin:
                 file.unspoken.add(index)

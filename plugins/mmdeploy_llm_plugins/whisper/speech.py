@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, Sureness
-
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm_plugins.encoder_decoder.prompts import start_id
 

@@ -294,7 +294,7 @@ def test_no_words_are_lost_and_none_stand_twice(one, two, expected):
         ([(24, 29, "and now we go on to it")], [(25, 25.2, "now we go on to it again")],
          "and now we go on to it again"),
         # Scripts without spaces, and texts that mix them.
-        ([(20, 28, "今日は天気がいい")], [(25, 33, "天気がいいですね。")], "今日は天気がいいですね。"),
+        ([(20, 28, "今日は天気がいい")], [(25, 33, "天気がいいね。")], "今日は天気がいいね。"),
         ([(20, 28, "ฉันไปสถานี")], [(25, 33, "ไปสถานีรถไฟ")], "ฉันไปสถานีรถไฟ"),
         ([(20, 28, "我用 Whisper 转写")], [(25, 33, "Whisper 转写文件")], "我用 Whisper 转写文件"),
         ([(20, 28, "나는 역에 갔다")], [(25, 33, "역에 갔다 왔다")], "나는 역에 갔다 왔다"),
@@ -555,9 +555,7 @@ class Engine:
             is_cut = not number and self.poor is not None and ask.params.temperature <= self.poor
             reason = "length" if is_cut else "stop"
             ids = SimpleNamespace(token_ids=[number], finish_reason=reason) if is_ok else None
-            output = SimpleNamespace(
-                is_ok=is_ok, outputs=ids, error_msg="too hot", sure=self.sure
-            )
+            output = SimpleNamespace(is_ok=is_ok, outputs=ids, error_msg="too hot", sure=self.sure)
             yield SimpleNamespace(ask=ask, output=output)
 
     def get_tokenizer(self):
@@ -639,6 +637,8 @@ def test_poor_answers(text, reason, expected):
         (0.95, -1.5, 0, False),  # the model says that nobody speaks, and is not sure of the words
         (0.95, -0.3, 1, True),
         (0.45, -1.5, 1, True),
+        (0.55, -0.6, 1, True),
+        (0.55, -0.2, 1, False),  # a window that begins within a word
         (0.0, -1.5, 1, True),
     ],
 )
