@@ -163,19 +163,16 @@ def _cut(overlap: _Overlap, pairs: Sequence[Pair]) -> int:
 
     def far(at: int) -> float:
         """Returns the distance of a cut from the middle, and more for the lines that it divides."""
-        one, two = pairs[at - 1] if at else None, pairs[at] if at < len(pairs) else None
-        divided, moments = 0, list[float]()
-        for words, before, after in (
-            (overlap.ours, one and one.ours, two and two.ours),
-            (overlap.theirs, one and one.theirs, two and two.theirs),
+        num_divided, moments = 0, list[float]()
+        for words, places in (
+            (overlap.ours, [pair.ours for pair in pairs]),
+            (overlap.theirs, [pair.theirs for pair in pairs]),
         ):
-            after = before + 1 if after is None and before is not None else after
-            assert after is not None, "there are pairs"
-            before = after - 1
-            if before >= 0 and after < len(words):
-                divided += words[before].line == words[after].line
-            moments.append(words[after].start if after < len(words) else words[before].end)
-        return abs(sum(moments) / 2 - overlap.middle) + OFF_A_LINE * divided
+            after = places[at] if at < len(places) else places[-1] + 1
+            if 0 < after < len(words):
+                num_divided += words[after - 1].line == words[after].line
+            moments.append(words[after].start if after < len(words) else words[-1].end)
+        return abs(sum(moments) / 2 - overlap.middle) + OFF_A_LINE * num_divided
 
     return min(range(len(pairs) + 1), key=far)
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -317,7 +318,8 @@ class Transcriber:
             return False
         window, following = file.windows[index], file.windows[index + 1]
         first = round(last * file.rate)
-        rest = ask.prompt["multimodal_data"]["audio"]["array"][first:]  # type: ignore[index]
+        asked: Any = ask.prompt
+        rest = asked["multimodal_data"]["audio"]["array"][first:]
         if window.first + first > following.first or not _is_heard(rest):
             return False
         if len(rest) < SHORTEST_REST * file.rate:
