@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, Sureness
-from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm_plugins.encoder_decoder.prompts import start_id
 
 from .prompts import WhisperPrompts
@@ -51,7 +51,7 @@ class WhisperSpeech:
         language = next((self._languages[one] for one in ids[:1] if one in self._languages), None)
         return Heard(language=language, spoken=tuple(self._spoken(ids)))
 
-    def sureness(self, output: RequestOutput) -> Sureness:
+    def sureness(self, output: Any) -> Sureness:
         """See hooks.SpeechRules. Whether nobody speaks is asked at the token that starts a
         transcript, and answered by the token before that of no timestamps."""
         own, prompt = output.outputs, output.prompt_token_ids or ()
