@@ -157,7 +157,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What was heard of a window, from `first` seconds in it on."""
+    """An answer about a window, from `first` seconds in it on."""
 
     heard: Heard
     first: float
