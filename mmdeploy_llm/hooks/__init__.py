@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks.objects.model_files import ModelFile, ModelFileSpec
 from mmdeploy_llm.hooks.objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset, ReadPage, ReadText
-from mmdeploy_llm.hooks.objects.speech import Heard, SpeechRules, Spoken
+from mmdeploy_llm.hooks.objects.speech import Heard, SpeechRules, Spoken, Sureness
 from mmdeploy_llm.hooks.objects.store import (
     CorpusFile,
     CorpusFormatSpec,
@@ -113,6 +113,7 @@ __all__ = [
     "Spoken",
     "StepLengths",
     "StepStats",
+    "Sureness",
     "ToolCall",
     "ToolParser",
     "ToolParserSpec",

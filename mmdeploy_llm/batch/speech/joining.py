@@ -1,138 +1,224 @@
-"""Joins what was heard in windows that overlap, so that nothing is said twice.
+"""Joins what windows that overlap have heard, word by word: nothing is said twice, nothing lost.
 
     one window     [ ... Yes, of course. | Then we went to the st]
     the next                 [ of course. | Then we went to the station. ... ]
                                           ^ the cut
 
-What both have heard is taken from the first up to the cut, and from the second after it: the end of
-a sentence of the first, as near to the middle of the overlap as there is one. A sentence that runs
-through the cut has the words that both have once, and those that one of them has stay. Where one
-window has heard nothing, the other one is taken.
+Words that both have heard at about the same time are pairs. The cut lies beside a pair near the
+middle of the overlap, where a sentence ends if there is such a place: words before it are those of
+the first window, words after it those of the second. What only one of them has heard between two
+pairs stays. Where there are no pairs, the cut lies where the fewest words are left out. A line is
+divided where the cut runs through it.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-MOST_REPEATED = 60  # words that both windows have, at most
-MOST_BROKEN = 2  # words at the end of a window that are cut off, or guessed
-FEWEST = 3  # characters that are taken as said twice, in scripts without spaces
-BEYOND = 0.5  # seconds by which a sentence runs through the cut; times vary by less
+from .pairs import Pair, Word, pairs_of, plain
+
+LINES_VARY = 1.5  # seconds by which lines overlap that are not the same words
+HEARD_NEAR = 0.1  # seconds: a word that ends so much after another one begins was heard besides it
+OFF_A_LINE = 3.0  # seconds by which a cut may be farther from the middle to divide one line less
+HEARD_TWICE = 1.5  # words left out, that are better than two that are said at one time
+BROKEN = 0.4  # seconds at the edges of a window where words are cut off, and between two words
+# First and last characters of scripts that are written without spaces.
+UNSPACED = ((0x0E00, 0x0EFF), (0x0F00, 0x109F), (0x1780, 0x17FF), (0x2E80, 0xA4CF),
+            (0xF900, 0xFAFF), (0x20000, 0x3FFFF))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """A sentence: the seconds from the begin of the file, and what was said. language: that is
-    spoken, where it was recognized or given."""
+    spoken, where it was recognized or given. is_doubtful: perhaps nobody said it."""
 
     start: float
     end: float
     text: str
     language: str | None = None
+    is_doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Overlap:
+    """Words of two windows, in order, and the seconds that both windows have heard."""
+
+    ours: Sequence[Word]
+    theirs: Sequence[Word]
+    start: float
+    end: float
 
     @property
     def middle(self) -> float:
-        """The moment between begin and end."""
         return (self.start + self.end) / 2
 
 
 def joined(windows: Sequence[tuple[float, float, Sequence[Line]]]) -> list[Line]:
     """Returns the lines of a file. windows: begin and end of each in seconds, with its lines."""
-    found: list[Line] = []
-    for index, (start, _, lines) in enumerate(windows):
-        if not index:
-            found = list(lines)
+    found: list[Word] = []
+    lines: list[Line] = []
+    for index, (start, _, own) in enumerate(windows):
+        new = [word for at, line in enumerate(own, len(lines)) for word in words_of(line, at)]
+        lines += own
+        if index:
+            end = windows[index - 1][1]
+            overlap = _Overlap(ours=found, theirs=new, start=start, end=end)
+            new = _joined(overlap)
+        found = new
+    return list(_in_order(_lines(found, lines)))
+
+
+def words_of(line: Line, number: int) -> Iterator[Word]:
+    """Yields the words of a line, with the space before each, as if each character took as long; in
+    scripts without spaces each character is a word. number: that of the line, for _lines."""
+    parts, was_space, is_apart = list[str](), False, True
+    for one in line.text.strip():
+        is_mark = unicodedata.category(one)[0] in "MP"
+        is_own = any(first <= ord(one) <= last for first, last in UNSPACED) and not is_mark
+        if one.isspace():
+            was_space = True
             continue
-        cut = _cut(found, lines, start, windows[index - 1][1])
-        kept = [line for line in found if line.middle < cut]
-        new = [line for line in lines if line.middle >= cut or line.end > cut]
-        found = _meeting(kept, new, cut)
-    return found
+        if not parts or was_space or ((is_own or is_apart) and not is_mark):
+            parts.append(" " * (was_space and bool(parts)))
+        parts[-1] += one
+        was_space, is_apart = False, is_own or (is_apart and is_mark)
+    total = sum(map(len, parts)) or 1
+    span, at = line.end - line.start, 0
+    for part in parts:
+        begin, at = at, at + len(part)
+        yield Word(
+            text=part,
+            start=line.start + span * begin / total,
+            end=line.start + span * at / total,
+            line=number,
+            is_spaced=not any(first <= ord(part[-1]) <= last for first, last in UNSPACED),
+        )
 
 
-def _cut(lines: Sequence[Line], new: Sequence[Line], start: float, end: float) -> float:
-    """Returns where the next window takes over. new: its lines. start, end: of the overlap."""
-    middle = (start + end) / 2
-    ends = [line.end for line in lines if start <= line.end < end]
-    cut = min(ends, key=lambda moment: abs(moment - middle), default=middle)
-    last = max((line.end for line in lines), default=start)
-    first = min((line.start for line in new), default=end)
-    return max(min(cut, max(start, last)), first)
+def _joined(overlap: _Overlap) -> list[Word]:
+    """Returns the words of two windows, each once."""
+    ours, theirs = overlap.ours, overlap.theirs
+    pairs = pairs_of(ours, theirs, overlap.start, overlap.end)
+    if not pairs and ours and theirs and ours[-1].end - theirs[0].start < LINES_VARY:
+        begin = plain(theirs[0].text)
+        is_rest = bool(begin) and plain(ours[-1].text).endswith(begin)
+        return [*ours, *theirs[is_rest:]]
+    if not pairs:
+        return _without_pairs(overlap)
+    num_ours = _cut(overlap, pairs)
+    found = [*ours[: pairs[0].ours], *_head(overlap, pairs[0])]
+    for at, (pair, after) in enumerate(zip(pairs, [*pairs[1:], None], strict=True), 1):
+        found.append(ours[pair.ours] if at <= num_ours else theirs[pair.theirs])
+        if after is not None:
+            found += _between(overlap, pair, after, takes_ours=at < num_ours)
+    return [*found, *_tail(overlap, pairs[-1]), *theirs[pairs[-1].theirs + 1 :]]
 
 
-def _meeting(kept: list[Line], new: list[Line], cut: float) -> list[Line]:
-    """Joins the lines of two windows. Where the last ones reach into the first new one, words that
-    both have stand once, and no time is in both."""
-    if not kept or not new or kept[-1].end <= new[0].start:
-        return [*kept, *new]
-    first, rest = new[0], new[1:]
-    num_before = next((at for at, line in enumerate(kept) if line.end > first.start), len(kept))
-    before, last = kept[:num_before], kept[num_before:]
-    is_spaced = any(" " in line.text.strip() for line in (*last, first))
-    theirs = _words(first.text, is_spaced)
-    ours = [word for line in last for word in _words(line.text, is_spaced)]
-    num_left, num_repeated = _repeated(ours, theirs, is_spaced)
-    if first.middle < cut and num_repeated == len(theirs):
-        return [*kept, *_after(rest, kept[-1].end)]
-    if first.middle < cut and not num_repeated:
-        return [*kept, *_after([*_beyond(first, theirs, cut, is_spaced), *rest], kept[-1].end)]
-    shortened = [*_first_words(last, num_left, is_spaced)]
-    ending = max((line.start for line in shortened), default=first.start)
-    begin = max(first.start, ending)
-    shortened = [replace(line, end=min(line.end, begin)) for line in shortened]
-    first = replace(first, start=begin, end=max(first.end, begin))
-    return [*before, *shortened, first, *rest]
+def _between(overlap: _Overlap, one: Pair, two: Pair, *, takes_ours: bool) -> Sequence[Word]:
+    """Returns the words between two pairs: where both have heard something else, of one window;
+    else of the one that has. They belong to the line of the words around them if that is one."""
+    ours = overlap.ours[one.ours + 1 : two.ours]
+    theirs = overlap.theirs[one.theirs + 1 : two.theirs]
+    if ours and theirs:
+        return ours if takes_ours else theirs
+    if takes_ours:
+        before, after = overlap.ours[one.ours], overlap.ours[two.ours]
+    else:
+        before, after = overlap.theirs[one.theirs], overlap.theirs[two.theirs]
+    own = ours or theirs
+    if before.line != after.line:
+        return own
+    return [replace(word, line=before.line) for word in own]
 
 
-def _after(lines: Sequence[Line], moment: float) -> Iterator[Line]:
-    """Yields lines, none of which begins before a moment."""
-    for line in lines:
+def _head(overlap: _Overlap, first: Pair) -> Sequence[Word]:
+    """Returns words that the second window alone has heard before the first pair: those that begin
+    after the first window's last word ended, in the time of the first window."""
+    own = overlap.theirs[: first.theirs]
+    if not first.ours:
+        return own
+    shift = overlap.ours[first.ours].start - overlap.theirs[first.theirs].start
+    before = overlap.ours[first.ours - 1].end - HEARD_NEAR
+    return [word for word in own if word.start + shift >= before
+            and word.end > overlap.start + BROKEN]  # fmt: skip
+
+
+def _tail(overlap: _Overlap, last: Pair) -> Sequence[Word]:
+    """Returns words that the first window alone has heard after the last pair."""
+    own, rest = overlap.ours[last.ours + 1 :], overlap.theirs[last.theirs + 1 :]
+    if not rest:
+        return own
+    shift = overlap.theirs[last.theirs].end - overlap.ours[last.ours].end
+    after = rest[0].start + HEARD_NEAR
+    return [word for word in own if word.end + shift <= after
+            and word.start < overlap.end - BROKEN]  # fmt: skip
+
+
+def _cut(overlap: _Overlap, pairs: Sequence[Pair]) -> int:
+    """Returns how many pairs are the first window's: the cut lies near the middle of the overlap,
+    where lines of both windows end, or at least of one."""
+
+    def far(at: int) -> float:
+        """Returns the distance of a cut from the middle, and more for the lines that it divides."""
+        num_divided, moments = 0, list[float]()
+        for words, places in (
+            (overlap.ours, [pair.ours for pair in pairs]),
+            (overlap.theirs, [pair.theirs for pair in pairs]),
+        ):
+            after = places[at] if at < len(places) else places[-1] + 1
+            if 0 < after < len(words):
+                num_divided += words[after - 1].line == words[after].line
+            moments.append(words[after].start if after < len(words) else words[-1].end)
+        return abs(sum(moments) / 2 - overlap.middle) + OFF_A_LINE * num_divided
+
+    return min(range(len(pairs) + 1), key=far)
+
+
+def _without_pairs(overlap: _Overlap) -> list[Word]:
+    """Returns the first window's words up to the moment at which the fewest words are left out, and
+    the second's after it. Of such moments it is the one nearest to the middle of the overlap."""
+    start, end, middle = overlap.start, overlap.end, overlap.middle
+    moments = [moment for word in overlap.ours for moment in (word.middle, word.end)]
+    moments = [moment for moment in moments if start <= moment <= end]
+    num_words = len(overlap.ours) + len(overlap.theirs)
+
+    def cut_at(moment: float) -> tuple[list[Word], list[Word]]:
+        before = [word for word in overlap.ours if word.middle <= moment]
+        return before, [word for word in overlap.theirs if word.middle > moment]
+
+    def cost(moment: float) -> tuple[float, float]:
+        before, after = cut_at(moment)
+        num_left_out = num_words - len(before) - len(after)
+        is_twice = before and after and after[0].middle - before[-1].middle < BROKEN
+        return num_left_out + HEARD_TWICE * bool(is_twice), abs(moment - middle)
+
+    before, after = cut_at(min([middle, start, *moments], key=cost))
+    return [*before, *after]
+
+
+def _lines(words: Iterable[Word], lines: Sequence[Line]) -> Iterator[Line]:
+    """Yields the lines of which there are words; of divided ones the words that are there."""
+    for number, group in groupby(words, key=lambda word: word.line):
+        own, line = list(group), lines[number]
+        is_first = own[0].start <= line.start
+        yield replace(
+            line,
+            start=line.start if is_first else own[0].start,
+            text="".join(word.text for word in own).strip(),
+        )
+
+
+def _in_order(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yields lines that do not overlap: where two do, the first one ends as the other begins, or
+    begins no earlier than the one before."""
+    found = list(lines)
+    moment = 0.0
+    for at, line in enumerate(found):
         start = max(line.start, moment)
-        yield replace(line, start=start, end=max(line.end, start))
-        moment = start
-
-
-def _first_words(lines: Sequence[Line], count: int, is_spaced: bool) -> Iterator[Line]:
-    """Yields the lines with the first `count` of their words."""
-    for line in lines:
-        words = _words(line.text, is_spaced)
-        if own := words[:count]:
-            yield line if len(own) == len(words) else replace(line, text=_text(own, is_spaced))
-        count -= len(own)
-
-
-def _beyond(line: Line, words: Sequence[str], cut: float, is_spaced: bool) -> Iterator[Line]:
-    """Yields what a line has after the cut, as if all words took as long: no word is like those
-    before it."""
-    if line.end - cut > BEYOND:
-        count = round(len(words) * (cut - line.start) / (line.end - line.start))
-        if own := words[count:]:
-            yield replace(line, start=cut, text=_text(own, is_spaced))
-
-
-def _repeated(ours: Sequence[str], theirs: Sequence[str], is_spaced: bool) -> tuple[int, int]:
-    """Returns how many words of the first text stay, and how many of the second's first ones are at
-    its end; they stay in the second, which has heard them to the end."""
-    fewest = 1 if is_spaced else FEWEST
-    a, b = ([_plain(word) for word in words] for words in (ours, theirs))
-    for count in range(min(MOST_REPEATED, len(a), len(b)), fewest - 1, -1):
-        for broken in range(MOST_BROKEN + 1 if count > fewest else 1):
-            end = len(a) - broken
-            if end >= count and a[end - count : end] == b[:count] and any(b[:count]):
-                return end - count, count
-    return len(a), 0
-
-
-def _words(text: str, is_spaced: bool) -> list[str]:
-    return text.split() if is_spaced else list(text)
-
-
-def _text(words: Sequence[str], is_spaced: bool) -> str:
-    return (" " if is_spaced else "").join(words)
-
-
-def _plain(word: str) -> str:
-    """Returns a word without punctuation and case."""
-    return "".join(one for one in word.casefold() if unicodedata.category(one)[0] in "LNM")
+        following = found[at + 1].start if at + 1 < len(found) else line.end
+        end = max(start, min(line.end, max(following, start)))
+        yield replace(line, start=start, end=end)
+        moment = end

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
-from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules
+from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules, Sureness
 from mmdeploy_llm.media import SoundDecoder, read_beneath
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
 from .joining import Line, joined
 from .sources import Source
+from .writing import DOUBT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,31 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_COMPRESSED = 2.4  # bytes of a text that become one
 
 
-def is_poor(text: str, finish_reason: str | None) -> bool:
-    """Whether an answer was cut off or repeats itself."""
+LEAST_LOGPROB = -1.0  # mean log-probability of words that are taken
+SURE_LOGPROB = -0.4  # of words beside which it does not count that silence is likely
+NO_SPEECH_AT_ALL = 0.8  # probability beyond which no answer is taken without a mark
+NO_SPEECH = 0.6  # probability beyond which an answer that is not sure either was said by nobody
+
+
+def is_poor(text: str, finish_reason: str | None, mean_logprob: float = 0.0) -> bool:
+    """Whether an answer was cut off, repeats itself, or is a guess."""
     data = text.encode()
-    return finish_reason == "length" or len(data) > MOST_COMPRESSED * len(zlib.compress(data))
+    is_repeated = len(data) > MOST_COMPRESSED * len(zlib.compress(data))
+    return finish_reason == "length" or is_repeated or mean_logprob < LEAST_LOGPROB
+
+
+def is_doubtful(sure: Sureness) -> bool:
+    """Whether nobody may have said an answer that is not poor. Where a window begins within a word,
+    models hold it for no speech too, but are sure of what follows."""
+    is_guess = sure.no_speech > 0 and sure.mean_logprob < SURE_LOGPROB
+    return is_guess or sure.no_speech > NO_SPEECH_AT_ALL
+
+
+def is_unspoken(text: str, sure: Sureness) -> bool:
+    """Whether nobody said an answer: the model says so and is not sure of the words, or there are
+    none."""
+    is_guess = sure.no_speech > NO_SPEECH and sure.mean_logprob < LEAST_LOGPROB
+    return is_guess or not any(one.isalnum() for one in text)
 
 
 TASKS = ("transcribe", "translate")
@@ -66,6 +89,7 @@ OVERLAP = 5.0  # seconds that windows share, where nothing else is said
 SEED = 0  # of answers that are asked for again, so that a run can be repeated
 SHORTEST = 0.1  # seconds of a last window that is heard
 MOST_AGAIN = 64  # windows that wait to be asked for again, of files that are not written until then
+SHORTEST_REST = 1.0  # seconds after the last word of a window that are asked for again
 MOST_NAMED = 5  # moments in a line about a file
 SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
 
@@ -96,9 +120,9 @@ class Transcript:
     """A file that was transcribed, or why it was not.
 
     seconds: its length. languages: those that were recognized, in order. num_silent: windows of
-    digital silence. num_again: windows that were asked for again, see is_poor. doubtful: the
-    seconds at which windows begin whose last answer was poor, too. notes: see OpenSound. source:
-    what was heard.
+    digital silence. num_unspoken: windows in which nobody speaks, see is_unspoken. num_again:
+    windows that were asked for again, see is_poor. doubtful: the seconds from which on lines are
+    marked as doubtful. notes: see OpenSound. source: what was heard.
     """
 
     path: Path
@@ -107,6 +131,7 @@ class Transcript:
     seconds: float = 0.0
     languages: tuple[str, ...] = ()
     num_silent: int = 0
+    num_unspoken: int = 0
     num_again: int = 0
     doubtful: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
@@ -118,20 +143,31 @@ class Transcript:
         parts = [f"{self.seconds:.0f} s", _counted(len(self.lines), "line"), *self.languages]
         if self.num_silent:
             parts.append(f"{_counted(self.num_silent, 'window')} of digital silence")
+        if self.num_unspoken:
+            parts.append(f"{_counted(self.num_unspoken, 'window')} in which nobody speaks")
         if self.num_again:
             parts.append(f"{_counted(self.num_again, 'window')} asked for again")
         if self.doubtful:
             where = [f"{seconds:.0f} s" for seconds in self.doubtful[:MOST_NAMED]]
             left = len(self.doubtful) - len(where)
             where += [f"{left} more"] if left else []
-            parts.append(f"doubtful, repeated or cut off, from {', '.join(where)}")
+            parts.append(f"doubtful, marked {DOUBT}, from {', '.join(where)}")
         return f"{self.path}: {'; '.join((', '.join(parts), *self.notes))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """An answer about a window, from `first` seconds in it on."""
+
+    heard: Heard
+    first: float
+    is_doubtful: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _File:
-    """A file in work. windows: of its samples; heard: what each said, by index. again, doubtful:
-    indices of windows, see Transcript."""
+    """A file in work. windows: of its samples; heard: what was heard in each, by index. again,
+    unspoken: indices of windows, see Transcript."""
 
     path: Path
     source: Source | None = None
@@ -140,9 +176,9 @@ class _File:
     num_left: int = 0
     num_silent: int = 0
     notes: tuple[str, ...] = ()
-    heard: dict[int, Heard] = field(default_factory=dict)
+    heard: dict[int, list[_Part]] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
-    doubtful: list[int] = field(default_factory=list)
+    unspoken: set[int] = field(default_factory=set)
     error: str | None = None
 
 
@@ -166,6 +202,7 @@ class Transcriber:
             )
         self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, overlap))
         self._again = list[Ask]()  # those of the next temperature
+        self._rests = list[Ask]()  # of windows whose answers end early
         self._ready = deque[_File]()
 
     def run(self, paths: Iterable[Path]) -> Iterator[Transcript]:
@@ -179,6 +216,12 @@ class Transcriber:
             decoder.close()
 
     def _answers(self, asks: Iterator[Ask]) -> Iterator[Transcript]:
+        """Asks, and then for what is left of windows whose answers ended early."""
+        yield from self._tries(asks)
+        rests, self._rests = self._rests, []
+        yield from self._tries(iter(rests))
+
+    def _tries(self, asks: Iterator[Ask]) -> Iterator[Transcript]:
         """Asks, and asks again where answers are poor."""
         for temperature in TEMPERATURES:
             with closing(self._llm.answer_each(asks)) as answers:
@@ -195,7 +238,7 @@ class Transcriber:
         again, self._again = self._again, []
         params = _params(TEMPERATURES[TEMPERATURES.index(before) + 1])
         for ask in again:
-            file, index = ask.item
+            file, index, _ = ask.item
             file.again.add(index)
             yield replace(ask, params=params)
 
@@ -235,28 +278,58 @@ class Transcriber:
                 # A copy: one that is asked for again would hold the samples of its whole file.
                 sound = {"array": own.copy(), "sampling_rate": self._rule.rate}
                 prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
-                yield Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index))
-            if len(self._again) >= MOST_AGAIN:
+                yield Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index, 0.0))
+            if len(self._again) + len(self._rests) >= MOST_AGAIN:
                 return
 
     def _take(self, answer: Answer, *, is_last: bool) -> None:
         """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
         taken."""
-        (file, index), output = answer.ask.item, answer.output
+        (file, index, begin), output = answer.ask.item, answer.output
         own = output.outputs
         if output.is_ok and own is not None:
-            if is_poor(self._text(own.token_ids), own.finish_reason):
-                if not is_last:
+            text, sure = self._text(own.token_ids), self._rule.sureness(output)
+            part: _Part | None = None
+            if not is_unspoken(text, sure):
+                poor = is_poor(text, own.finish_reason, sure.mean_logprob)
+                if poor and not is_last:
                     self._again.append(answer.ask)
                     return
-                file.doubtful.append(index)
-            file.heard[index] = self._rule.read(own.token_ids)
+                heard, is_guess = self._rule.read(own.token_ids), poor or is_doubtful(sure)
+                part = _Part(heard=heard, first=begin, is_doubtful=is_guess)
+                file.heard.setdefault(index, []).append(part)
+            elif not begin:
+                file.unspoken.add(index)
+            if part is not None and not begin and self._is_left(answer.ask, part):
+                return
         else:
             first = file.windows[index].first / file.rate
             file.error = file.error or f"from second {first:g} on: {output.error_msg}"
         file.num_left -= 1
         if not file.num_left:
             self._ready.append(file)
+
+    def _is_left(self, ask: Ask, part: _Part) -> bool:
+        """Asks for the rest of a window whose answer ends before the overlap with the next one
+        begins, which would have it without its begin. Returns whether there is such a rest."""
+        file, index, _ = ask.item
+        last = part.heard.spoken[-1].end if part.heard.spoken else None
+        if part.is_doubtful or last is None or index + 1 == len(file.windows):
+            return False
+        window, following = file.windows[index], file.windows[index + 1]
+        first = round(last * file.rate)
+        asked: Any = ask.prompt
+        rest = asked["multimodal_data"]["audio"]["array"][first:]
+        if window.first + first > following.first or not _is_heard(rest):
+            return False
+        if len(rest) < SHORTEST_REST * file.rate:
+            return False
+        sound = {"array": rest.copy(), "sampling_rate": file.rate}
+        prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
+        self._rests.append(
+            Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index, last))
+        )
+        return True
 
     def _finished(self) -> Iterator[Transcript]:
         while self._ready:
@@ -265,7 +338,14 @@ class Transcriber:
             if file.error is not None:
                 yield Transcript(path=file.path, seconds=seconds, error=file.error)
                 continue
-            languages = [file.heard[index].language for index in sorted(file.heard)]
+            parts = [part for index in sorted(file.heard) for part in file.heard[index]]
+            languages = [part.heard.language for part in parts]
+            doubtful = [
+                file.windows[index].first / file.rate + part.first
+                for index in sorted(file.heard)
+                for part in file.heard[index]
+                if part.is_doubtful
+            ]
             windows = [self._lines(file, index) for index in range(len(file.windows))]
             yield Transcript(
                 path=file.path,
@@ -274,8 +354,9 @@ class Transcriber:
                 seconds=seconds,
                 languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
                 num_silent=file.num_silent,
+                num_unspoken=len(file.unspoken),
                 num_again=len(file.again),
-                doubtful=tuple(file.windows[at].first / file.rate for at in sorted(file.doubtful)),
+                doubtful=tuple(doubtful),
                 notes=file.notes,
             )
 
@@ -284,14 +365,19 @@ class Transcriber:
         window, rate = file.windows[index], file.rate
         start, end = window.first / rate, window.end / rate
         found = list[Line]()
-        heard = file.heard.get(index, Heard(language=None, spoken=()))
-        for spoken in heard.spoken:
-            text = self._text(spoken.ids)
-            begin = min(start + spoken.start, end)
-            last = end if spoken.end is None else min(start + spoken.end, end)
-            if text:
-                language = heard.language or self._language
-                found.append(Line(start=begin, end=max(begin, last), text=text, language=language))
+        for part in file.heard.get(index, ()):
+            for spoken in part.heard.spoken:
+                text, first = self._text(spoken.ids), start + part.first
+                begin = min(first + spoken.start, end)
+                last = end if spoken.end is None else min(first + spoken.end, end)
+                line = Line(
+                    start=begin,
+                    end=max(begin, last),
+                    text=text,
+                    language=part.heard.language or self._language,
+                    is_doubtful=part.is_doubtful,
+                )
+                found += [line] if text else []
         return start, end, found
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -300,7 +386,7 @@ class Transcriber:
 
 
 def _params(temperature: float) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=SEED)
+    return SamplingParams(temperature=temperature, seed=SEED, logprobs=1, prompt_logprobs=1)
 
 
 def _is_heard(samples: np.ndarray) -> bool:

@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from .joining import Line
 
 Write = Callable[[Sequence[Line]], str]
+DOUBT = "[?]"
 WORD_JOINER = "\u2060"
 # "<" of a tag, "{" of an override, a backslash of a line end, minutes of a time.
 _MARKUP = re.compile(r"<(?= *\/? *[a-zA-Z])|\{(?=\\)|\\(?=[Nnh])|\d:\d{1,2}:(?=\d{1,2}[.,]\d)")
@@ -24,30 +25,31 @@ def srt(lines: Sequence[Line]) -> str:
     """Returns SubRip: numbered blocks with times 00:00:01,500."""
     blocks = (
         f"{number}\n{_span(line, ',')}\n{_literal(text)}\n"
-        for number, (line, text) in enumerate(_texts(lines), start=1)
+        for number, (line, text) in enumerate(_marked(lines), start=1)
     )
     return "\n".join(blocks)
 
 
 def vtt(lines: Sequence[Line]) -> str:
     """Returns WebVTT. Its text has three characters with a meaning, which are escaped."""
-    blocks = (f"{_span(line, '.')}\n{_escaped(text)}\n" for line, text in _texts(lines))
+    blocks = (f"{_span(line, '.')}\n{_escaped(text)}\n" for line, text in _marked(lines))
     return "\n".join(("WEBVTT\n", *blocks))
 
 
 def txt(lines: Sequence[Line]) -> str:
     """Returns the texts, each on a line."""
-    return "".join(f"{text}\n" for _, text in _texts(lines))
+    return "".join(f"{text}\n" for _, text in _marked(lines))
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """Returns a list of {start, end, text, language}, times in seconds."""
+    """Returns a list of {start, end, text, language, doubtful}, times in seconds."""
     rows = [
         {
             "start": round(line.start, 3),
             "end": round(line.end, 3),
             "text": text,
             "language": line.language,
+            "doubtful": line.is_doubtful,
         }
         for line, text in _texts(lines)
     ]
@@ -96,6 +98,12 @@ def _texts(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
         text = "".join(one for one in text if unicodedata.category(one) != "Cc")
         if words := text.split():
             yield line, " ".join(words)
+
+
+def _marked(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
+    """Yields lines with their texts, and DOUBT before what perhaps nobody said."""
+    for line, text in _texts(lines):
+        yield line, f"{DOUBT} {text}" if line.is_doubtful else text
 
 
 def _literal(text: str) -> str:

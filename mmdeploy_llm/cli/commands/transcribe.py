@@ -62,12 +62,14 @@ def transcribe(
 def _run(transcriber: Transcriber, planned: Plan) -> int:
     """Says which transcripts are written, as they are, and after Ctrl-C how to go on. Returns how
     many failed."""
+    num_doubtful = 0
     num_failed, num_written, num_files = len(planned.refused), 0, len(planned.tasks)
     try:
         for found in planned.run(transcriber):
             if found.error is None:
                 typer.echo(found.told)
                 num_written += 1
+                num_doubtful += bool(found.doubtful)
             else:
                 print_error(f"{found.path}: {found.error}")
                 num_failed += 1
@@ -76,5 +78,6 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
         typer.echo(f"{told}; the same command (without --overwrite) does them", err=True)
         raise
     if num_written + num_failed > 1:
-        typer.echo(f"{num_written} files transcribed, {num_failed} failed")
+        doubtful = f", {num_doubtful} of them with doubtful lines" if num_doubtful else ""
+        typer.echo(f"{num_written} files transcribed{doubtful}, {num_failed} failed")
     return num_failed

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mmdeploy_llm.values.outputs.request_output import RequestOutput
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
@@ -23,6 +25,16 @@ class Heard:
 
     language: str | None
     spoken: tuple[Spoken, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sureness:
+    """How sure a model is of an answer. no_speech: the probability that nobody speaks; 0 where
+    another token is likelier than the one that says so. mean_logprob: of its words, before any
+    rule."""
+
+    no_speech: float
+    mean_logprob: float
 
 
 class SpeechRules(Protocol):
@@ -44,3 +56,7 @@ class SpeechRules(Protocol):
 
     def read(self, ids: Sequence[int]) -> Heard:
         """Reads the tokens of an answer to `prompt`."""
+
+    def sureness(self, output: RequestOutput) -> Sureness:
+        """Returns how sure an answer to `prompt` is, of an output with the log-probabilities of the
+        likeliest token at each place of prompt and answer (logprobs=1, prompt_logprobs=1)."""

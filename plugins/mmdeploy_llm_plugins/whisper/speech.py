@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mmdeploy_llm.errors import UnsupportedMediaError
-from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken
+from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, Sureness
+from mmdeploy_llm_plugins.encoder_decoder.prompts import start_id
 
 from .prompts import WhisperPrompts
 
@@ -29,6 +32,7 @@ class WhisperSpeech:
         self._step = FRAMES_OF_A_TOKEN * int(fields.get("hop_length", HOP)) / self.rate
         self.seconds = checkpoint.config.max_source_positions * self._step
         self._first = first + 1
+        self._start = start_id(checkpoint, checkpoint.config)
         ends = checkpoint.config.eos_token_id
         self._end = ends[0] if isinstance(ends, list) else ends
         languages = checkpoint.generation.get("lang_to_id") or {}
@@ -46,6 +50,22 @@ class WhisperSpeech:
         """Returns what stands between times; what follows the last one has no end."""
         language = next((self._languages[one] for one in ids[:1] if one in self._languages), None)
         return Heard(language=language, spoken=tuple(self._spoken(ids)))
+
+    def sureness(self, output: Any) -> Sureness:
+        """See hooks.SpeechRules. Whether nobody speaks is asked at the token that starts a
+        transcript, and answered by the token before that of no timestamps."""
+        own, prompt = output.outputs, output.prompt_token_ids or ()
+        after = max(at for at, token in enumerate(prompt) if token == self._start) + 1
+        places = output.prompt_logprobs if after < len(prompt) else own.logprobs
+        at_start = places[after if after < len(prompt) else 0] if places else None
+        silence = (at_start or {}).get(self._first - 2)
+        is_likeliest = silence is not None and silence.rank == 1
+        entries = zip(own.token_ids, own.logprobs or (), strict=False)
+        found = [entry[token].logprob for token, entry in entries if token <= self._end]
+        return Sureness(
+            no_speech=math.exp(silence.logprob) if silence and is_likeliest else 0.0,
+            mean_logprob=sum(found) / len(found) if found else 0.0,
+        )
 
     def _spoken(self, ids: Sequence[int]) -> Iterable[Spoken]:
         start, last, words = None, 0.0, list[int]()

@@ -20,7 +20,7 @@ from mmdeploy_llm.batch.speech.sources import Source, Sources, digest_of_file
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
 from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import Heard, Spoken
+from mmdeploy_llm.hooks import Heard, Spoken, Sureness
 from tests.media.sound_files import RATE, noise, wav16
 from tests.media.test_sound_clock import film
 
@@ -124,7 +124,7 @@ def test_formats():
         "01:01:01.002 --> 01:01:02.000\ntwo lines\n"
     )
     assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
-    row = {"start": 0, "end": 1.5, "text": "A <b> & c", "language": None}
+    row = {"start": 0, "end": 1.5, "text": "A <b> & c", "language": None, "doubtful": False}
     assert json.loads(FORMATS["json"](TWO))[0] == row
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
 
@@ -256,6 +256,77 @@ def test_no_words_are_lost_and_none_stand_twice(one, two, expected):
     assert words_of(found) == expected
     times = [moment for line in found for moment in (line.start, line.end)]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "expected"),
+    [
+        # The next window begins within a word, or hears its end as a word.
+        ([(20, 25.3, "at the station.")], [(25, 28, "tion. They say so.")],
+         "at the station. They say so."),
+        ([(20, 27, "we went to the station")], [(25, 30, "shun to the station they say")],
+         "we went to the station they say"),
+        # A sentence ends a little after the next window begins, which has the one after it.
+        ([(20, 26.1, "not an ill man.")], [(25, 31, "He might have been.")],
+         "not an ill man. He might have been."),
+        # The last word of one and the first of the other, whose times differ.
+        ([(20, 26.7, "four of hearts.")], [(25, 31, "Hearts. And he had")],
+         "four of hearts. And he had"),
+        # Said twice for real: in one window each, or in both.
+        ([(20, 23, "Thank you.")], [(28, 29, "Thank you.")], "Thank you. Thank you."),
+        ([(25, 26, "Thank you."), (28, 29, "Thank you.")],
+         [(25, 26, "Thank you."), (28, 29, "Thank you."), (30, 31, "Yes.")],
+         "Thank you. Thank you. Yes."),
+        # Spelled in two ways between words that are alike.
+        ([(24, 29, "he was cold-hearted and ill")], [(25, 33, "was cold hearted and ill too")],
+         "he was cold hearted and ill too"),
+        ([(24, 29, "I have 42 of them now")], [(25, 33, "have forty two of them now, yes")],
+         "I have forty two of them now, yes"),
+        # One of them has left out a word, or a sentence.
+        ([(24, 30, "one two three four five six")], [(25, 33, "two three five six seven")],
+         "one two three four five six seven"),
+        ([(24, 26, "one two."), (28, 29, "five six.")],
+         [(25, 26, "two."), (26.2, 27.8, "Three four."), (28, 33, "Five six seven.")],
+         "one two. Three four. Five six seven."),
+        # Times that jump: the next window says all later, or all at once.
+        ([(24, 29, "and now we go on to it")], [(27.5, 33, "now we go on to it again")],
+         "and now we go on to it again"),
+        ([(24, 29, "and now we go on to it")], [(25, 25.2, "now we go on to it again")],
+         "and now we go on to it again"),
+        # Scripts without spaces, and texts that mix them.
+        ([(20, 28, "今日は天気がいい")], [(25, 33, "天気がいいね。")], "今日は天気がいいね。"),
+        ([(20, 28, "ฉันไปสถานี")], [(25, 33, "ไปสถานีรถไฟ")], "ฉันไปสถานีรถไฟ"),
+        ([(20, 28, "我用 Whisper 转写")], [(25, 33, "Whisper 转写文件")], "我用 Whisper 转写文件"),
+        ([(20, 28, "나는 역에 갔다")], [(25, 33, "역에 갔다 왔다")], "나는 역에 갔다 왔다"),
+        # A window of which nothing was heard.
+        ([], [], ""),
+        ([(20, 25, "...")], [(26, 28, "...")], "... ..."),
+    ],
+)  # fmt: skip
+def test_words_and_times_decide_what_both_windows_have_heard(one, two, expected):
+    found = joined([(0, 30, lines(*one)), (25, 55, lines(*two))])
+    spaced = words_of(found)
+    assert spaced.replace(" ", "").casefold() == expected.replace(" ", "").casefold()
+    times = [moment for line in found for moment in (line.start, line.end)]
+    assert times == sorted(times)
+
+
+def test_a_speech_that_is_divided_anywhere_is_joined_to_itself():
+    """Windows that hear the same words, but for one that is cut off at each edge."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        said = [f"w{rng.integers(30)}" for _ in range(240)]
+        times = np.cumsum(rng.uniform(0.2, 0.6, len(said)))
+        windows, begin = [], 0.0
+        while begin < times[-1]:
+            heard = [at for at in range(1, len(said)) if begin < times[at - 1]
+                     and times[at] < begin + 30]  # fmt: skip
+            own = [heard[at : at + 9] for at in range(0, len(heard), 9)]
+            windows.append((begin, begin + 30, lines(*(
+                (times[part[0] - 1] + rng.uniform(-0.1, 0.1), times[part[-1]],
+                 " ".join(said[at] for at in part)) for part in own))))  # fmt: skip
+            begin += 25
+        assert words_of(joined(windows)).split() == said[1:]
 
 
 def test_a_subtitle_ends_after_it_begins():
@@ -460,11 +531,19 @@ class Rule:
         spoken = Spoken(start=0.5, end=None, ids=tuple(ids))
         return Heard(language="de", spoken=(spoken,))
 
+    def sureness(self, output):
+        return output.sure
+
+
+SURE = Sureness(no_speech=0.0, mean_logprob=-0.2)
+
 
 class Engine:
-    """failing: numbers of prompts. poor: the temperature up to which prompt 0 is cut off."""
+    """failing: numbers of prompts. poor: the temperature up to which prompt 0 is cut off. sure: of
+    each answer."""
 
-    def __init__(self, failing=(), poor=None):
+    def __init__(self, failing=(), poor=None, sure=SURE):
+        self.sure = sure
         self.asked, self.failing, self.poor = [], failing, poor
         self.temperatures = []
 
@@ -476,7 +555,7 @@ class Engine:
             is_cut = not number and self.poor is not None and ask.params.temperature <= self.poor
             reason = "length" if is_cut else "stop"
             ids = SimpleNamespace(token_ids=[number], finish_reason=reason) if is_ok else None
-            output = SimpleNamespace(is_ok=is_ok, outputs=ids, error_msg="too hot")
+            output = SimpleNamespace(is_ok=is_ok, outputs=ids, error_msg="too hot", sure=self.sure)
             yield SimpleNamespace(ask=ask, output=output)
 
     def get_tokenizer(self):
@@ -520,7 +599,7 @@ def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
     assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
     assert (found["a.wav"].num_again, found["b.wav"].num_again) == (1, 0)
     assert found["a.wav"].doubtful == ((0.0,) if poor == 1.0 else ())
-    words = "1 window asked for again, doubtful, repeated or cut off, from 0 s"
+    words = "1 window asked for again, doubtful, marked [?], from 0 s"
     assert (words in found["a.wav"].told) == (poor == 1.0)
 
 
@@ -549,6 +628,52 @@ def test_files_with_poor_answers_do_not_wait_for_all_others(tmp_path, monkeypatc
 )
 def test_poor_answers(text, reason, expected):
     assert is_poor(text, reason) is expected
+
+
+@pytest.mark.parametrize(
+    ("no_speech", "mean", "num_lines", "is_doubtful"),
+    [
+        (0.0, -0.3, 1, False),
+        (0.95, -1.5, 0, False),  # the model says that nobody speaks, and is not sure of the words
+        (0.95, -0.3, 1, True),
+        (0.45, -1.5, 1, True),
+        (0.55, -0.6, 1, True),
+        (0.55, -0.2, 1, False),  # a window that begins within a word
+        (0.0, -1.5, 1, True),
+    ],
+)
+def test_what_nobody_said_is_left_out_or_marked(tmp_path, no_speech, mean, num_lines, is_doubtful):
+    sure = Sureness(no_speech=no_speech, mean_logprob=mean)
+    engine = Engine(sure=sure)
+    (found,) = run([written(tmp_path / "a.wav", 2)], engine).values()
+    assert [line.is_doubtful for line in found.lines] == [is_doubtful] * num_lines
+    assert (found.num_unspoken, len(found.doubtful)) == (1 - num_lines, int(is_doubtful))
+    assert ("1 window in which nobody speaks" in found.told) == (not num_lines)
+    assert len(engine.asked) == (6 if num_lines and mean < -1 else 1), "a guess is asked for again"
+    for name, make in FORMATS.items():
+        marked = '"doubtful": true' if name == "json" else "[?] 0"
+        assert (marked in make(found.lines)) == is_doubtful, name
+
+
+def test_a_window_of_nothing_keeps_its_time(tmp_path):
+    (found,) = run([written(tmp_path / "a.wav", 4)], Engine(sure=Sureness(
+        no_speech=0.9, mean_logprob=-2.0))).values()  # fmt: skip
+    assert (found.lines, found.seconds, found.num_unspoken) == ((), 4, 2)
+
+
+def test_the_rest_of_a_window_whose_answer_ends_early_is_asked_for(tmp_path, monkeypatch):
+    """Else the next window would hear it without its begin."""
+
+    def read(self, ids):
+        early = Spoken(start=0.2, end=1.0, ids=tuple(ids))
+        return Heard(language="de", spoken=(early,))
+
+    monkeypatch.setattr(Rule, "read", read)
+    engine = Engine()
+    (found,) = run([written(tmp_path / "a.wav", 4)], engine).values()
+    sizes = [len(one["multimodal_data"]["audio"]["array"]) for one in engine.asked]
+    assert sizes == [3 * RATE, 2 * RATE, 2 * RATE], "the third is what is left of the first"
+    assert [line.start for line in found.lines] == pytest.approx([0.2, 1.2, 2.2])
 
 
 def test_silence_is_not_asked_about(tmp_path):

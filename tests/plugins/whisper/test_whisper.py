@@ -364,6 +364,37 @@ def test_sentences_and_times_are_those_of_transformers(folder):
     assert heard.spoken[-1].end is None, "the last answer was cut"
 
 
+@pytest.mark.parametrize(
+    "prompt", ["<|timestamps|>", "<|de|><|timestamps|>", "A fox<|timestamps|>"]
+)
+def test_how_sure_an_answer_is(lively, tokenizer, prompt):
+    """The probability of one token at the start of the transcript, and the mean of the words, are
+    those of transformers. The checkpoint is random: its likeliest token stands for no speech."""
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(lively).eval()
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(lively)
+    with LLM(str(lively), dtype="float32", use_warmup=False, kv_cache_memory=2**22) as llm:
+        params = SamplingParams(max_tokens=24, logprobs=1, prompt_logprobs=1, temperature=0)
+        given = {"prompt": prompt, "multimodal_data": {"audio": sound(3)}}
+        (output,) = llm.generate(given, params)
+    own = output.outputs.token_ids
+    ids = torch.tensor([[*output.prompt_token_ids, *own]])
+    made = extractor(sound(3)["array"], sampling_rate=RATE, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(made["input_features"], decoder_input_ids=ids).logits[0]
+    logprobs = logits.log_softmax(-1)
+    start = ids[0].tolist().index(START)
+    likeliest = int(logprobs[start].argmax())
+    checkpoint = read_checkpoint(lively)
+    generation = {**checkpoint.generation, "no_timestamps_token_id": likeliest + 1}
+    sure = WhisperSpeech(replace(checkpoint, generation=generation)).sureness(output)
+    assert sure.no_speech == pytest.approx(float(logprobs[start, likeliest].exp()), rel=1e-3)
+    first = len(output.prompt_token_ids)
+    words = [logprobs[first + at - 1, token] for at, token in enumerate(own) if token <= END]
+    assert words, "the answer has words"
+    assert sure.mean_logprob == pytest.approx(float(torch.stack(words).mean()), rel=1e-3)
+    assert WhisperSpeech(checkpoint).sureness(output).no_speech == 0
+
+
 def test_a_checkpoint_without_timestamps_does_not_transcribe(folder):
     with pytest.raises(UnsupportedMediaError, match="no_timestamps_token_id"):
         WhisperSpeech(replace(read_checkpoint(folder), generation={}))
