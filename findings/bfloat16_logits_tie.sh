@@ -8,17 +8,16 @@
 #     bfloat16 throughout                               4.5 %                 97.6 %
 #     bfloat16, only the head's product in float32      0.0 %                 98.8 %
 #
-# bfloat16 has 8 bits: between 16 and 32, where the best logits of this model lie, neighbours are 0.125
-# apart, and the first two tokens are often closer. argmax takes the lower id of a tie, which in a
-# vocabulary of merges is the more frequent token, so greedy answers drift towards common words; sampling
-# at a low temperature does so too. About half of what bfloat16 costs in greedy tokens is this last
-# rounding, of numbers that were summed in float32 a moment before: rounding the weights and all other
-# results to bfloat16 costs as much as rounding the logits alone. Raising logits with `.float()`
-# afterwards, as samplers do, changes nothing; the product has to return float32. On CPUs torch 2.13.0
-# has no such product (`torch.mm(..., out_dtype=torch.float32)` raises NotImplementedError).
+# bfloat16 has 8 bits: numbers from 16 to 32 are 0.125 apart, and the two best of 49,152 logits are often
+# closer. Of a tie argmax takes one by its place in the vocabulary, not by its value. Half of the greedy
+# tokens that bfloat16 changes are changed by this last rounding, of numbers that were summed in float32
+# a moment before: it costs as many as the rounding of all weights and all other results together.
+# `.float()` on the logits, as samplers do, comes too late; the product has to return float32. On CPUs
+# torch 2.13.0 has no such product: `torch.mm(..., out_dtype=torch.float32)` raises NotImplementedError.
 #
 # Seen with Python 3.11, Linux x86-64 (AVX2), 2026-11-29. Needs Python 3.11 or newer, the package index,
-# 3 GB of disk and, on processors without bfloat16, some minutes. The weights are only read; their licence is what the package states.
+# 3 GB of disk and, on processors without bfloat16, some minutes. The weights are only read; their
+# licence is what the package states.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
