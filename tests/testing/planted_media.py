@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 import mmdeploy_llm.media.image.decode as decode
 import mmdeploy_llm.media.image.files as files
 import mmdeploy_llm.media.pixels.patches as patches
-import mmdeploy_llm.media.video.timeline as timeline
+import mmdeploy_llm.media.video.container as container
 from mmdeploy_llm.media.image.decode import ImageDecoder
 
 PART = 2**16  # bytes that a digest of a part reads
@@ -327,13 +327,9 @@ def fixed_fps(key):
     return changed
 
 
-class PartOfVideo:
-    """The module `hashlib` of whoever hashes the beginning of a file only."""
-
-    def __new__(cls, data=b"", **options):
-        from hashlib import blake2b
-
-        return blake2b(data[:PART], **options)
+def of_a_part_of_a_video(file_digest):
+    """Hashes the beginning of a file only."""
+    return lambda blob, limits: file_digest(blob[:PART], limits)
 
 
 IMAGE, VIDEO = "qwen-image", "qwen-video"
@@ -435,7 +431,8 @@ PLANTS = {
     "pixels not contiguous": (
         IMAGE, pixels(lambda x: x.t().contiguous().t()), "tensors_are_ready"),
     "digest of a part of a video": (
-        VIDEO, wrapped(timeline, "blake2b", lambda _: PartOfVideo), "keys_change_with_every_byte"),
+        VIDEO, wrapped(container, "file_digest", of_a_part_of_a_video),
+        "keys_change_with_every_byte"),
     "digest of a part of each frame": (
         VIDEO, wrapped(ImageDecoder, "digest", of_a_part_of_a_frame),
         "keys_change_with_every_byte"),

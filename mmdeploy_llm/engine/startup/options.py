@@ -65,7 +65,6 @@ def final_options(config: EngineConfig, files: ModelFiles, machine: Machine) -> 
     if config.deterministic:
         check_promise(files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)
-    warn_of_loss(runtime, files)
     # Built once before the weights are read, so that a library that is broken is told early.
     attention.create(runtime.attention_backend, files.plugins, host.setup(attention_needs(runtime)))
     return runtime

@@ -23,7 +23,7 @@ from .loaded import new_table
 from .machine import Machine, read_machine
 from .media import build_media
 from .model_files import ModelFiles, read_model_files
-from .options import final_options
+from .options import final_options, warn_of_loss
 from .rooms import Assembly, build_rooms
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def _log(info: ExecutorInfo, files: ModelFiles) -> None:
     """Logs what the model is computed with."""
     if info.runtime.dtype_choice is not None:
         logger.info(info.runtime.dtype_choice)
+    warn_of_loss(info.runtime, files)
     if files.spec.sampling:
         logger.info(
             "usual for %s, where a request does not say otherwise: %s (None or False: off)",

@@ -137,7 +137,9 @@ class MatrixAdapters:
         if not self.step.active.isdisjoint(self.weights):
             self._replace(flat, rows, bias, slots)
         if self.table is not None:
-            self.table.add(flat, rows.to(flat.dtype), slots)
+            if flat.dtype is not rows.dtype:  # an output head, whose sums are in float32
+                rows = rows.to(flat.dtype)
+            self.table.add(flat, rows, slots)
         return out
 
     def _replace(self, out: Tensor, x: Tensor, bias: Tensor | None, slots: Tensor) -> None:
