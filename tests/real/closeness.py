@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(slots=True)
 class Found:
-    """What was measured over some positions; `merge` adds those of another window."""
+    """Sums up what is measured over some positions; `add` counts those of another window."""
 
     positions: int = 0
     kl_sum: float = 0.0

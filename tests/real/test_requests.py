@@ -1,4 +1,4 @@
-"""What requests ask of a real model beyond text: schemas, tools, stops, streams, long prompts."""
+"""A real model keeps to what requests ask for: schemas, tools, stops, streams, long prompts."""
 
 import json
 

@@ -183,10 +183,14 @@ def _without_pairs(overlap: _Overlap) -> list[Word]:
     start, end, middle = overlap.start, overlap.end, overlap.middle
     moments = [moment for word in overlap.ours for moment in (word.middle, word.end)]
     moments = [moment for moment in moments if start <= moment <= end]
-    num_words = len(overlap.ours) + len(overlap.theirs)
+    # Words that every cut keeps are not looked at again, but for the last of them.
+    after_start = (at for at, own in enumerate(overlap.ours) if own.middle > start)
+    num_kept = max(0, next(after_start, len(overlap.ours)) - 1)
+    kept, ours = overlap.ours[:num_kept], overlap.ours[num_kept:]
+    num_words = len(ours) + len(overlap.theirs)
 
     def cut_at(moment: float) -> tuple[list[Word], list[Word]]:
-        before = [word for word in overlap.ours if word.middle <= moment]
+        before = [word for word in ours if word.middle <= moment]
         return before, [word for word in overlap.theirs if word.middle > moment]
 
     def cost(moment: float) -> tuple[float, float]:
@@ -196,7 +200,7 @@ def _without_pairs(overlap: _Overlap) -> list[Word]:
         return num_left_out + HEARD_TWICE * bool(is_twice), abs(moment - middle)
 
     before, after = cut_at(min([middle, start, *moments], key=cost))
-    return [*before, *after]
+    return [*kept, *before, *after]
 
 
 def _lines(words: Iterable[Word], lines: Sequence[Line]) -> Iterator[Line]:

@@ -275,12 +275,16 @@ class Transcriber:
             if not asked:
                 self._ready.append(file)
             for index, own in asked:
-                # A copy: one that is asked for again would hold the samples of its whole file.
-                sound = {"array": own.copy(), "sampling_rate": self._rule.rate}
-                prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
-                yield Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index, 0.0))
+                yield self._ask(file, index, own, 0.0)
             if len(self._again) + len(self._rests) >= MOST_AGAIN:
                 return
+
+    def _ask(self, file: _File, index: int, samples: np.ndarray, first: float) -> Ask:
+        """Returns the request for a window, from `first` seconds in it on."""
+        # A copy: one that is asked for again would hold the samples of its whole file.
+        sound = {"array": samples.copy(), "sampling_rate": self._rule.rate}
+        prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
+        return Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index, first))
 
     def _take(self, answer: Answer, *, is_last: bool) -> None:
         """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
@@ -324,11 +328,7 @@ class Transcriber:
             return False
         if len(rest) < SHORTEST_REST * file.rate:
             return False
-        sound = {"array": rest.copy(), "sampling_rate": file.rate}
-        prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
-        self._rests.append(
-            Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index, last))
-        )
+        self._rests.append(self._ask(file, index, rest, last))
         return True
 
     def _finished(self) -> Iterator[Transcript]:
@@ -338,14 +338,12 @@ class Transcriber:
             if file.error is not None:
                 yield Transcript(path=file.path, seconds=seconds, error=file.error)
                 continue
-            parts = [part for index in sorted(file.heard) for part in file.heard[index]]
-            languages = [part.heard.language for part in parts]
-            doubtful = [
-                file.windows[index].first / file.rate + part.first
+            parts = [
+                (file.windows[index].first / file.rate, part)
                 for index in sorted(file.heard)
                 for part in file.heard[index]
-                if part.is_doubtful
             ]
+            languages = [part.heard.language for _, part in parts]
             windows = [self._lines(file, index) for index in range(len(file.windows))]
             yield Transcript(
                 path=file.path,
@@ -356,7 +354,7 @@ class Transcriber:
                 num_silent=file.num_silent,
                 num_unspoken=len(file.unspoken),
                 num_again=len(file.again),
-                doubtful=tuple(doubtful),
+                doubtful=tuple(start + own.first for start, own in parts if own.is_doubtful),
                 notes=file.notes,
             )
 

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from mmdeploy_llm.values.text.byte_letters import BYTE_OF
+
 REPLACEMENT = "\ufffd"
 AS_WRITTEN = MappingProxyType({"skip_special_tokens": False, "clean_up_tokenization_spaces": False})
 # Ids kept when the window is shortened. UTF-8 decoding resynchronises after at most 3 bytes of a
@@ -27,14 +29,6 @@ AS_WRITTEN = MappingProxyType({"skip_special_tokens": False, "clean_up_tokenizat
 CONTEXT_SIZE = 6
 WINDOW_SIZE = 24
 MOST_BYTES = 3  # of a character whose last bytes are missing
-# GPT-2's alphabet, in which tokens of byte-level BPE are written: a byte that is a visible
-# character of Latin-1 stands for itself, the others have those from U+0100 on, in their order.
-VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-OTHERS = tuple(byte for byte in range(256) if byte not in VISIBLE)
-BYTE_OF = MappingProxyType(
-    {chr(byte): byte for byte in VISIBLE}
-    | {chr(0x100 + place): byte for place, byte in enumerate(OTHERS)}
-)
 
 
 class Vocabulary:

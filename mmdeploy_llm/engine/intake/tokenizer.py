@@ -16,6 +16,7 @@ from mmdeploy_llm.errors import CheckpointError, RequestError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.system.guarding.folder_files import library_error, shown
 from mmdeploy_llm.values.params import SamplingParams
+from mmdeploy_llm.values.text.byte_letters import BYTE_OF
 from mmdeploy_llm.weights.folder import check_files
 from mmdeploy_llm.weights.folder.gguf import has_tokenizer, tokenizer_file, without_additions
 from mmdeploy_llm.weights.folder.text_sizes import text_config
@@ -218,11 +219,7 @@ def lost_bytes(raw: Any) -> bytes:
         return b""
     if "ByteLevel" not in f"{backend.pre_tokenizer!r} {backend.normalizer!r}":
         return b""
-    # GPT-2's alphabet: printable bytes of Latin-1 are themselves, the others follow from 256 on.
-    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    names = [chr(byte if byte in shown else next(others)) for byte in range(256)]
-    return bytes(byte for byte, name in enumerate(names) if backend.token_to_id(name) is None)
+    return bytes(byte for name, byte in BYTE_OF.items() if backend.token_to_id(name) is None)
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
-from mmdeploy_llm.weights.other_files import (
-    check_regular,
-    shown,
-)
+from mmdeploy_llm.weights.other_files import check_regular, shown
+
+from .stored_bytes import StoredBytes
 
 VERSION = 6  # since CTranslate2 3.0, which reads Whisper models first
 WHISPER = "WhisperSpec"
@@ -74,7 +70,7 @@ def read_variables(path: Path) -> Variables:
     ends early, ModelNotSupportedError for another model than Whisper."""
     check_regular(path)
     with path.open("rb") as file:
-        reader = _Reader(path, file)
+        reader = _Reader(path, file, wrong)
         version = reader.number("I")
         if version != VERSION:
             raise CheckpointError(
@@ -106,68 +102,43 @@ def _read_tensors(reader: _Reader) -> tuple[dict[str, Variable], dict[str, float
         name = reader.text()
         num_axes = reader.number("B")
         if num_axes > MAX_AXES:
-            raise wrong(reader.path, f"has {num_axes} axes in {shown(name)}")
+            raise reader.error(f"has {num_axes} axes in {shown(name)}")
         shape = tuple(reader.number("I") for _ in range(num_axes))
         type_, num_bytes = reader.number("B"), reader.number("I")
         if type_ not in TYPES:
-            raise wrong(reader.path, f"has the type {type_} in {shown(name)}")
+            raise reader.error(f"has the type {type_} in {shown(name)}")
         kind, size, form = TYPES[type_]
         if math.prod(shape) * size != num_bytes:
-            raise wrong(reader.path, f"says {num_bytes} bytes for {kind} {shape} in {shown(name)}")
+            raise reader.error(f"says {num_bytes} bytes for {kind} {shape} in {shown(name)}")
         if name in tensors or name in numbers:
-            raise wrong(reader.path, f"holds {shown(name)} twice")
-        offset = reader.skip(num_bytes)
+            raise reader.error(f"holds {shown(name)} twice")
+        offset = reader.skip(num_bytes, "weights")
         tensors[name] = Variable(name=name, kind=kind, shape=shape or (1,), offset=offset)
         if not shape and form:
             numbers[name] = reader.value_at(offset, form)
     return tensors, numbers
 
 
-class _Reader:
-    """Reads numbers and texts one after the other, none of them beyond the end of the file."""
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path = path
-        self._file, self._size = file, os.fstat(file.fileno()).st_size
+class _Reader(StoredBytes):
+    """Reads the numbers and texts of a file one after the other."""
 
     def number(self, form: str) -> int:
         """Returns an unsigned number: "B", "H" or "I"."""
-        found: int = struct.unpack(f"<{form}", self._bytes(struct.calcsize(f"<{form}")))[0]
-        return found
+        return self.unpacked(f"<{form}")
 
     def count(self, most: int, least_bytes: int) -> int:
         """Returns a number of parts, of which each takes some bytes at least."""
         found = self.number("I")
-        if found > min(most, (self._size - self._file.tell()) // least_bytes):
-            raise wrong(self.path, f"says that {found} parts follow")
+        if found > min(most, self.left // least_bytes):
+            raise self.error(f"says that {found} parts follow")
         return found
 
     def text(self) -> str:
         """Returns a text of bounded length."""
         size = self.number("H")
         if not 1 <= size <= MAX_NAME:
-            raise wrong(self.path, f"has a name of {size} bytes")
-        return self._bytes(size).rstrip(b"\0").decode(errors="replace")
-
-    def skip(self, num_bytes: int) -> int:
-        """Passes over some bytes. Returns where they begin."""
-        begin = self._file.tell()
-        if begin + num_bytes > self._size:
-            raise wrong(self.path, "ends within its weights: it is truncated")
-        self._file.seek(num_bytes, os.SEEK_CUR)
-        return begin
-
-    def value_at(self, offset: int, form: str) -> float:
-        """Returns the number that was just passed over."""
-        self._file.seek(offset)
-        found: float = struct.unpack(form, self._bytes(struct.calcsize(form)))[0]
-        return found
-
-    def _bytes(self, size: int) -> bytes:
-        found = self._file.read(size)
-        if len(found) < size:
-            raise wrong(self.path, "ends early: it is truncated")
-        return found
+            raise self.error(f"has a name of {size} bytes")
+        return self.bytes(size).rstrip(b"\0").decode(errors="replace")
 
 
 def wrong(path: Path, what: str) -> CheckpointError:

@@ -23,7 +23,7 @@ from mmdeploy_llm.weights.other_files import (
 )
 from mmdeploy_llm.weights.quantized import GroupedMatrix
 
-from .ctranslate2_header import FLOATS, TYPES, Variable, Variables, wrong
+from .ctranslate2_header import FLOATS, Variable, Variables, wrong
 from .stored import StoredWhisper
 
 SCALE = "_scale"
@@ -192,13 +192,9 @@ def _source(variables: Variables, variable: Variable) -> CTranslate2Source:
 
 
 def _tensor(variable: Variable) -> StoredTensor:
-    sizes = {name: size for name, size, _ in TYPES.values()}
+    dtype: torch.dtype = getattr(torch, variable.kind)
     kind = TensorType(
-        name=variable.kind,
-        number=-1,
-        block_size=1,
-        block_bytes=sizes[variable.kind],
-        dtype=getattr(torch, variable.kind),
+        name=variable.kind, number=-1, block_size=1, block_bytes=dtype.itemsize, dtype=dtype
     )
     return StoredTensor(
         name=variable.name, type=kind, shape=variable.shape, file=0, offset=variable.offset

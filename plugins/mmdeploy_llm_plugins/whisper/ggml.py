@@ -13,19 +13,18 @@ written: it is that of Whisper's authors, as transformers has it. Layout: whispe
 from __future__ import annotations
 
 import math
-import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mmdeploy_llm.hooks import ModelFile
-from mmdeploy_llm.weights.other_files import BlockFile, check_regular, shown
+from mmdeploy_llm.weights.other_files import BlockFile, StoredTensor, check_regular, shown
 
-from .ggml_weights import Placed, open_weights, type_sizes, wrong
+from .ggml_weights import open_weights, type_of, wrong
 from .stored import MULTILINGUAL, StoredWhisper, check_tokens
+from .stored_bytes import StoredBytes
 from .vocabulary import END, write_tokenizer
 
 SIZES = (
@@ -59,7 +58,7 @@ class Contents:
 
     sizes: Mapping[str, int]
     words: Sequence[bytes]
-    tensors: Sequence[Placed]
+    tensors: Sequence[StoredTensor]
 
 
 class GGMLWhisper(ModelFile):
@@ -160,13 +159,13 @@ def read_contents(path: Path) -> Contents:
     early."""
     check_regular(path)
     with path.open("rb") as file:
-        reader = _Reader(path, file)
-        reader.skip(4)  # the magic number, by which the file was found
+        reader = _Reader(path, file, wrong)
+        reader.skip(4, "values")  # the magic number, by which the file was found
         sizes = {name: reader.number(0 if name == "type" else 1, MAX_SIZE) for name in SIZES}
         mels, bins = reader.number(1, MAX_SIZE), reader.number(1, MAX_SIZE)
         if mels != sizes["num_mels"]:
             raise wrong(path, f"has {mels} mel filters, but says {sizes['num_mels']}")
-        reader.skip(4 * mels * bins)
+        reader.skip(4 * mels * bins, "values")
         words = [
             reader.bytes(reader.number(0, MAX_NAME))
             for _ in range(reader.number(1, min(MAX_TOKENS, reader.left // 4)))
@@ -177,51 +176,28 @@ def read_contents(path: Path) -> Contents:
     return Contents(sizes=sizes, words=words[: ends[0]] if ends else words, tensors=tensors)
 
 
-def _read_tensors(reader: _Reader) -> Iterator[Placed]:
+def _read_tensors(reader: _Reader) -> Iterator[StoredTensor]:
     names = set[str]()
     while reader.left:
         num_axes = reader.number(1, MAX_AXES)
         length, type_ = reader.number(1, MAX_NAME), reader.number(0, MAX_NAME)
         axes = [reader.number(1, MAX_SIZE) for _ in range(num_axes)]
         name = reader.bytes(length).decode(errors="replace")
-        block, size = type_sizes(type_, reader.path, name)
-        if axes[0] % block or name in names or len(names) >= MAX_TENSORS:
-            raise wrong(reader.path, f"holds {shown(name)} twice, or of a shape {axes}")
+        kind = type_of(type_, reader.path, name)
+        if axes[0] % kind.block_size or name in names or len(names) >= MAX_TENSORS:
+            raise reader.error(f"holds {shown(name)} twice, or of a shape {axes}")
         names.add(name)
-        num_bytes = math.prod(axes) // block * size
-        shape = tuple(reversed(axes))
-        yield Placed(name=name, type=type_, shape=shape, offset=reader.skip(num_bytes))
+        num_bytes = math.prod(axes) // kind.block_size * kind.block_bytes
+        begin = reader.skip(num_bytes, "values")
+        yield StoredTensor(name=name, type=kind, shape=tuple(reversed(axes)), file=0, offset=begin)
 
 
-class _Reader:
-    """Reads numbers and texts one after the other, none of them beyond the end of the file."""
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path = path
-        self._file, self._size = file, os.fstat(file.fileno()).st_size
-
-    @property
-    def left(self) -> int:
-        """Bytes up to the end of the file."""
-        return self._size - self._file.tell()
+class _Reader(StoredBytes):
+    """Reads the numbers and texts of a file one after the other."""
 
     def number(self, least: int, most: int) -> int:
         """Returns a number within these bounds."""
-        found: int = struct.unpack("<i", self.bytes(4))[0]
+        found = self.unpacked("<i")
         if not least <= found <= most:
-            raise wrong(self.path, f"says {found} where {least} to {most} is allowed")
+            raise self.error(f"says {found} where {least} to {most} is allowed")
         return found
-
-    def bytes(self, size: int) -> bytes:
-        """Returns the next bytes."""
-        if size > self.left:
-            raise wrong(self.path, "ends early: it is truncated")
-        return self._file.read(size)
-
-    def skip(self, num_bytes: int) -> int:
-        """Passes over some bytes. Returns where they begin."""
-        begin = self._file.tell()
-        if num_bytes > self.left:
-            raise wrong(self.path, "ends within its values: it is truncated")
-        self._file.seek(num_bytes, os.SEEK_CUR)
-        return begin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -48,17 +47,6 @@ RENAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A stored tensor. type: number in ggml. shape: as torch writes it. offset: of its first
-    byte."""
-
-    name: str
-    type: int
-    shape: tuple[int, ...]
-    offset: int
-
-
 def wrong(path: Path, what: str) -> CheckpointError:
     """Returns the error for a file that is not as it must be."""
     return CheckpointError(f"{path} is no valid file of whisper.cpp: it {what}. Download it again")
@@ -72,26 +60,16 @@ def type_of(number: int, path: Path, name: str) -> TensorType:
     return found
 
 
-def type_sizes(number: int, path: Path, name: str) -> tuple[int, int]:
-    """Returns values and bytes of a block of a type."""
-    found = type_of(number, path, name)
-    return found.block_size, found.block_bytes
-
-
-def open_weights(path: Path, tensors: Sequence[Placed]) -> BlockFile:
-    """Returns the weights of a file. Raises CheckpointError for a tensor of an unknown type."""
-    types = {one.type: type_of(one.type, path, one.name) for one in tensors}
+def open_weights(path: Path, tensors: Sequence[StoredTensor]) -> BlockFile:
+    """Returns the weights of a file. Raises CheckpointError for names that become the same."""
     found: dict[str, TensorSource] = {}
     for one in tensors:
         key = one.name
         for pattern, new in RENAMES:
             key = re.sub(pattern, new, key)
-        stored = StoredTensor(
-            name=one.name, type=types[one.type], shape=one.shape, file=0, offset=one.offset
-        )
         is_column = len(one.shape) == 2 and one.shape[1] == 1  # how biases of convolutions lie
         shape = one.shape[:1] if is_column else one.shape
         if f"model.{key}" in found:
             raise wrong(path, f"holds {key!a} twice")
-        found[f"model.{key}"] = TensorSource(tensor=stored, shape=shape)
+        found[f"model.{key}"] = TensorSource(tensor=one, shape=shape)
     return BlockFile(Header(paths=(path,), values={}, tensors={}), found)

@@ -21,17 +21,11 @@ NAMED = {name: END for name in ("bos_token", "eos_token", "pad_token", "unk_toke
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-def alphabet() -> Mapping[int, str]:
-    """Returns the character by which GPT-2's alphabet shows each byte: printable ones of Latin-1
-    are themselves, the others follow from 256 on."""
-    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return {byte: chr(byte if byte in shown else next(others)) for byte in range(256)}
-
-
 def as_bytes(words: Iterable[str], file_name: str) -> list[bytes]:
     """Returns the bytes of words in GPT-2's alphabet. Raises CheckpointError for others."""
-    back = {char: byte for byte, char in alphabet().items()}
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    back = {char: byte for byte, char in bytes_to_unicode().items()}
     try:
         return [bytes(back[char] for char in word) for word in words]
     except KeyError as error:
@@ -43,7 +37,9 @@ def write_tokenizer(
 ) -> None:
     """Writes a tokenizer of these words, and special tokens with the ids after theirs. Raises
     CheckpointError where the words do not say how they were merged."""
-    letters = alphabet()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
     names = ["".join(letters[byte] for byte in word) for word in words]
     vocabulary = {name: number for number, name in enumerate(names)}
     if len(vocabulary) < len(words):

@@ -97,7 +97,7 @@ class TestDelimited:
 
     @pytest.mark.parametrize("mark", [",", ";", "\t"])
     def test_what_stands_between_fields_shows_in_the_first_line(self, read, tmp_path, mark):
-        """As pandas writes it, and spreadsheets in countries with decimal commas."""
+        """pandas writes it on request, and spreadsheets do in countries with decimal commas."""
         pandas = pytest.importorskip("pandas", reason="needs pandas")
         values = {"image": ["a.png", "b.png"], "title": ["x, y; z\tw", 'a "b"']}
         path = tmp_path / "a.csv"

@@ -118,7 +118,7 @@ def test_a_token_that_ends_inside_a_character_keeps_what_is_before(byte_level: A
 
 
 def test_a_real_replacement_character_stays(tokenizer: Any) -> None:
-    """As one token, and as three bytes."""
+    """The same holds where it is one token, and where it is three bytes."""
     for ids in (
         [tokenizer.convert_tokens_to_ids(REPLACEMENT)],
         encode_bytes(tokenizer, b"\xef\xbf\xbd"),

@@ -9,7 +9,8 @@ import torch
 import transformers
 from mmdeploy_llm_plugins.whisper.ctranslate2_header import read_variables
 from mmdeploy_llm_plugins.whisper.ggml import read_contents
-from mmdeploy_llm_plugins.whisper.vocabulary import alphabet, write_tokenizer
+from mmdeploy_llm_plugins.whisper.vocabulary import write_tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
@@ -37,14 +38,14 @@ ID = {name: END + number for number, name in enumerate(SPECIALS)}
 
 @pytest.fixture(scope="module")
 def words():
-    """As many tokens as Whisper's multilingual models have: all bytes, and pairs of them."""
+    """Makes as many tokens as Whisper's multilingual models have: all bytes, and pairs of them."""
     pairs = [bytes([one, two]) for one in range(256) for two in range(256)]
     return [bytes([byte]) for byte in range(256)] + pairs[: NUM_WORDS - 256]
 
 
 @pytest.fixture(scope="module")
 def tokens(words):
-    letters = alphabet()
+    letters = bytes_to_unicode()
     return ["".join(letters[byte] for byte in word) for word in words] + SPECIALS
 
 

@@ -444,8 +444,8 @@ struct LinearS8 {
 
 // The same with weights in few bits, see codes.h.
 struct LinearCodes {
-    int32_t dtype;      // of x and bias
-    int32_t out_dtype;  // that, or float32
+    int32_t dtype;        // of x and bias
+    int32_t out_dtype;    // that, or float32
     int32_t bits;         // of a code: 4 or 8
     int32_t scale_form;   // of groups: with zeros 0, offsets 1; short with zeros 2, without 3
     int32_t is_float8;    // whether codes are floats of 8 bits
