@@ -51,6 +51,10 @@ KEPT = (
     "timeout",
 )
 NUM_LOOKED_AT = 8  # first rows, to find the column of the media
+NOT_USED = (
+    "columns that look like media and are not used: %s; name them with --media-column KIND=NAME "
+    "(in Python media_column)"
+)
 
 
 class QuestionReader:
@@ -158,20 +162,17 @@ class QuestionReader:
             self._media = detect(sample, self._kinds)  # lines, whose media would go unseen
         read = {*self._options.names, *(own.name for own in self._media)}
         read.update(name for own in self._templates.values() for name in own.names)
-        if not (self._media or self._rows.is_by_suffix):
+        left: list[str] = []
+        if not self._rows.is_by_suffix:
             has_value = {n for values in sample for n, value in values.items() if value is not None}
             self._seen = read | has_value
-        left = [] if self._rows.is_by_suffix else unused(sample, read, self._kinds)
-        if self._seen is not None:  # no media: names of files are then meant as such
+            left = unused(sample, read, self._kinds)
+        if not (self._media or self._rows.is_by_suffix):  # names of files are then meant as such
             left += [
                 own for own in names_of_files(sample, self._kinds) if own not in (*left, *read)
             ]
         if left:
-            logger.warning(
-                "columns that look like media and are not used: %s; name them with --media-column "
-                "KIND=NAME (in Python media_column)",
-                shown(left),
-            )
+            logger.warning(NOT_USED, shown(left))
         if self._rows.is_table and not (self._media or has_text or has_own):
             raise ConfigError(
                 f"no column has media or prompts: {shown(columns)}; name one with --image-column, "
@@ -221,12 +222,17 @@ class QuestionReader:
         return self._shaped(item, is_ours=asked is not None)
 
     def _check_unseen(self, values: Mapping[str, Any]) -> None:
-        """Raises RequestError for media in a column that was empty in the first rows, where a
-        column with media would have been found."""
+        """Tells of media in a column that was empty in the first rows: once, as of the columns
+        there, where the media's columns were named. Raises RequestError where they were looked
+        for, since this one would have been found."""
         if self._seen is None:
             return
         later = {n: own for n, own in values.items() if own is not None and n not in self._seen}
         if later and (found := unused([later], (), self._kinds)):
+            if self._is_found:
+                self._seen = self._seen | set(found)
+                logger.warning(NOT_USED, shown(found))
+                return
             raise RequestError(
                 f"the column {found[0]!r} looks like media, and is empty in the first "
                 f"{NUM_LOOKED_AT} rows; name it with --media-column KIND={found[0]} (in Python "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from PIL import Image, ImageCms
 
 from mmdeploy_llm.errors import UnsupportedMediaError
@@ -47,11 +46,6 @@ def _is_transparent(image: Image.Image) -> bool:
 def on_white(image: Image.Image) -> Image.Image:
     """Composes an RGBA image onto white."""
     return Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image).convert("RGB")
-
-
-def gray_to_rgb(values: np.ndarray) -> Image.Image:
-    """Converts uint8 [H, W] to a gray RGB image."""
-    return Image.fromarray(values).convert("RGB")
 
 
 def _from_lab(image: Image.Image) -> Image.Image:

@@ -213,6 +213,21 @@ def test_media_after_the_first_rows_are_not_left_out_in_silence(read):
     assert media(last) == [PNG]
 
 
+def test_a_second_column_of_media_after_the_first_rows_is_told(read, caplog):
+    """Beside a column that is named it is told once; beside one that was looked for its rows are
+    errors, as the whole table would be if the first rows showed it."""
+    later = pa.array([None] * 20 + [PNG, PNG], BYTES)
+    table = pa.table({"pic": pa.array([PNG] * 22, BYTES), "depth": later})
+    with caplog.at_level(logging.WARNING):
+        *_, last = read(table, image="pic")
+    assert media(last) == [PNG]
+    (told,) = caplog.records
+    assert "not used: 'depth'; name them with --media-column" in told.message
+    *others, row, _ = read(table)
+    assert not any(isinstance(item, BadItem) for item in others[:20])
+    assert "the column 'depth' looks like media" in row.message
+
+
 def test_a_column_of_names_of_files_is_told_where_no_media_are_read(read, caplog):
     names = {"photo": ["a.png", "b c.jpg"], "note": ["see a.png", "none"], "of": ["a.py", "b.py"]}
     with caplog.at_level(logging.WARNING):
