@@ -153,13 +153,15 @@ def detect(
 
 
 def by_suffix(values: Mapping[str, Any], kinds: KindTable) -> Iterator[Column]:
-    """Yields the columns whose name ends like that of a media file and that hold bytes; of films
+    """Yields the columns that hold bytes and whose name ends like that of a media file; of films
     and sounds their tracks say which they are."""
     for name, value in values.items():
+        if not isinstance(value, bytes):
+            continue
         kind = kinds.of_name(f"x.{name}")
-        if isinstance(value, bytes) and kind is not None:
-            if kind in FILMS:
-                kind = kind_of_bytes(value, kinds) or kind
+        if kind is None or kind in FILMS:
+            kind = kind_of_bytes(value, kinds) or kind
+        if kind is not None:
             yield Column(kind=kind, name=name)
 
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from mmdeploy_llm.errors import MediaLimitError, RequestError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.values.first_bytes import HEAD, format_of
 from mmdeploy_llm.values.text.encodings import not_utf8
 
 from .files import File
@@ -35,6 +36,7 @@ MAX_MEMBERS = 64  # of one key
 MAX_TEXT_BYTES = 2**22  # of one text or json
 MAX_HEADER_BYTES = 2**20  # of a member's header with all its extensions, such as a long name
 MAX_BYTES_AFTER = 2**30  # of packed content after the end of its tar
+BY_BYTES = frozenset((".ts",))  # which names TypeScript too: media if it is a transport stream
 META = re.compile(r"__[^/]*__(?:/|$)")  # such as __failed__/a.json: no samples, as for webdataset
 FAULTS = (tarfile.TarError, OSError, RequestError)
 
@@ -173,6 +175,13 @@ class _Media:
         """Returns whether a member with this suffix is media."""
         return self.kinds.of_name(f"x{suffix}") is not None
 
+    def is_other(self, suffix: str, data: bytes) -> bool:
+        """Returns whether a member that may be media is none by its first bytes."""
+        if suffix.lower() not in BY_BYTES or self.kinds.of_name(f"x{suffix}") is not None:
+            return False
+        found = format_of(data[:HEAD])
+        return found is None or found.kind not in self.kinds.kinds
+
 
 class _Samples:
     """Groups the members of one tar. Used once."""
@@ -235,14 +244,15 @@ class _Samples:
         """Reads a member into the sample, or notes what is wrong with it."""
         sample.num_members += 1
         last = f".{suffix.rpartition('.')[2].lower()}"
-        is_media = self._media.has(f".{suffix}")
         if not is_wanted or sample.fault is not None:
             return
         try:
+            is_media = self._media.has(f".{suffix}") or last in BY_BYTES
             _check(member, sample, self._media.max_bytes if is_media else MAX_TEXT_BYTES)
             if is_media or last in TEXT_SUFFIXES:
                 data = self._data(member)
-                _put(sample.values, suffix, data, is_media=is_media)
+                if not self._media.is_other(last, data):
+                    _put(sample.values, suffix, data, is_media=is_media)
         except RequestError as error:
             sample.fault = error
 

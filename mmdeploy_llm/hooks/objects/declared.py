@@ -11,7 +11,7 @@ from mmdeploy_llm.values.first_bytes import FORMATS, FirstBytes
 
 # What files are called whose formats are read, as docs/media.md lists them.
 _IMAGES = "apng avif bmp dib gif heic heif hif jfif jpe jpeg jpg png tif tiff webp"
-_VIDEOS = "3g2 3gp asf avi f4v flv m2ts m4v mkv mov mp4 mpe mpeg mpg mts ogv qt vob webm wmv"
+_VIDEOS = "3g2 3gp asf avi f4v flv m2t m2ts m4v mkv mov mp4 mpe mpeg mpg mts ogv qt vob webm wmv"
 _SOUNDS = (
     "3ga aac ac3 aif aifc aiff amr au caf eac3 ec3 flac m4a m4b mka mp2 mp3 oga ogg opus rf64 snd "
     "spx w64 wav wave weba wma"

@@ -47,6 +47,18 @@ def test_members_of_suffixes_with_several_dots_are_media(write_tar, kinds_of):
     assert c.values == {"cls": "7", "__key__": "c"}
 
 
+@pytest.mark.parametrize("name", ["0.tar", "0.tgz"])
+def test_a_member_in_ts_is_media_if_it_is_a_transport_stream(read, write_tar, name):
+    """TypeScript has the same suffix, and stays left out as other sources do."""
+    packets = (b"\x47" + bytes(187)) * 20
+    timed = (bytes(4) + b"\x47" + bytes(187)) * 20
+    source = b"export const x = 1\n"
+    members = {"a.ts": packets, "b.1.TS": timed, "c.ts": source, "c.cls": "7", "d.m2t": packets}
+    a, b, c, d = read(write_tar(name, members, mode="w:gz" if name == "0.tgz" else "w"))
+    assert (a.values["ts"], b.values["1.TS"], d.values["m2t"]) == (packets, timed, packets)
+    assert c.values == {"cls": "7", "__key__": "c"}
+
+
 def test_the_webdataset_package_groups_alike(read, write_tar):
     wds = pytest.importorskip("webdataset.tariterators", reason="'dev' installs webdataset")
     texts = {f"d/{n:03}.{end}": f"{n}{end}" for n in range(20) for end in ("jpg", "txt", "0.png")}
