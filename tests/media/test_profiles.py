@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import decode_image
 from mmdeploy_llm.media.image.decode import ImageDecoder
 from mmdeploy_llm.media.image.thumbnail import Thumbnails
+from mmdeploy_llm.media.isolation import Workers
 from mmdeploy_llm.media.video.opening import open_video
 from tests.media.icc_profiles import (
     ADOBE,
@@ -188,6 +189,43 @@ def test_a_broken_profile_is_told_and_does_not_fail(name):
         assert decode_image(source, AS_STORED).notes == ()
 
 
+def test_what_is_a_guess_of_an_animation_is_told_from_a_process_too():
+    red, blue = Image.new("RGB", (32, 32), (255, 0, 0)), Image.new("RGB", (32, 32), (0, 0, 255))
+    rest = {"save_all": True, "append_images": [blue], "duration": 100}
+    films = {
+        "profile cannot be read": encoded(red, icc_profile=BROKEN["zeros"], **rest),
+        "those of P3,": after_header(encoded(red, **rest), b"cICP", bytes((12, 13, 0, 1))),
+    }
+    workers = Workers()
+    try:
+        for words, film in films.items():
+            for pool in (None, workers):
+                opened = open_video(film, STORED, pool)
+                assert len(list(opened.read([0, 1]))) == 2
+                [told] = opened.notes
+                assert words in told
+                opened = open_video(film, AS_STORED, pool)
+                assert len(list(opened.read([0, 1]))) == 2
+                assert opened.notes == ()
+    finally:
+        workers.close()
+
+
+def test_an_animation_of_high_dynamic_range_becomes_that_of_sdr():
+    gray, other = Image.new("RGB", (16, 16), (100, 100, 100)), Image.new("RGB", (16, 16))
+    film = encoded(gray, save_all=True, append_images=[other], duration=100)
+    film = after_header(film, b"cICP", bytes((9, 16, 0, 1)))
+    [frame] = open_video(film, STORED).read([0])
+    expected = 255 * (light_of_pq(100 / 255) / 203) ** (1 / 2.4)
+    assert np.abs(np.asarray(frame).astype(int) - expected).max() <= 4
+
+
+def test_another_gamma_of_a_loaded_image_is_told():
+    image = Image.open(io.BytesIO(with_chunk(b"gAMA", struct.pack(">I", 100_000))))
+    assert "PNG's chunks gAMA or cHRM" in decode_image(image).notes[0]
+    assert decode_image(image, AS_STORED).notes == ()
+
+
 def test_a_profile_of_another_kind_is_told():
     inks, gray = cmyk_profile(np.zeros((2, 2, 2, 2, 3))), gray_profile(1.0)
     for profile in (inks, gray):
@@ -246,9 +284,13 @@ def with_chunk(kind, data):
     """Returns the PNG of a gray picture with a chunk before its pixels."""
     buffer = io.BytesIO()
     Image.new("RGB", (4, 3), (100, 100, 100)).save(buffer, "PNG")
+    return after_header(buffer.getvalue(), kind, data)
+
+
+def after_header(png, kind, data):
     chunk = struct.pack(">I", len(data)) + kind + data
     chunk += struct.pack(">I", zlib.crc32(kind + data))
-    return buffer.getvalue()[:33] + chunk + buffer.getvalue()[33:]
+    return png[:33] + chunk + png[33:]
 
 
 def light_of_pq(code):

@@ -13,6 +13,7 @@ from PIL import Image
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image import decode as decode_module
+from mmdeploy_llm.media.isolation import Workers
 from mmdeploy_llm.media.video import container
 from mmdeploy_llm.media.video.opening import open_video
 
@@ -222,6 +223,18 @@ def test_damage_in_the_middle(files):
     assert found[:20] == list(range(20))
     assert found[-15:] == list(range(45, 60))
     assert max(abs(index - frame) for index, frame in enumerate(found)) <= 10
+    num_wrong = sum(index != frame for index, frame in enumerate(found))
+    workers = Workers()
+    try:
+        apart = open_video(bytes(blob), LIMITS, workers)
+        assert len(list(apart.read(range(60)))) == 60
+    finally:
+        workers.close()
+    assert opened.notes == apart.notes
+    words = r"(\d+) of the frames seen are damaged; the nearest ones, or their parts, stand in"
+    told = int(re.fullmatch(words, opened.notes[0]).group(1))
+    # Those after them, up to the next key frame, FFmpeg takes for whole.
+    assert num_wrong / 2 <= told <= num_wrong
 
 
 def test_damage_without_end(files):

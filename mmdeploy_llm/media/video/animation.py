@@ -9,10 +9,11 @@ from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.coded_colours import as_coded
 from mmdeploy_llm.media.image.files import OPENERS, file_digest
 from mmdeploy_llm.media.image.modes import to_rgb
 
-from .timeline import Timeline, check_duration, check_size
+from .timeline import Timeline, check_duration, check_size, lost_frames
 
 DEFAULT_LENGTH = 0.1  # seconds of a frame whose length is below SHORTEST_LENGTH, as in browsers
 SHORTEST_LENGTH = 0.011  # seconds
@@ -24,10 +25,10 @@ class Animation:
     """An animated image. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
-    notes: Sequence[str] = ()
 
     def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
         self._blob, self._name = blob, name
+        self.notes: Sequence[str] = ()
         try:
             opened = OPENERS[name](io.BytesIO(blob))
             check_size(*opened.size, limits)
@@ -57,14 +58,23 @@ class Animation:
         it that cannot be decoded."""
         opened = OPENERS[self._name](io.BytesIO(self._blob))
         latest: Image.Image | None = None
+        told, num_lost = list[str](), 0
         for index in indices:
             try:
                 opened.seek(index + self._num_hidden)
-                latest = to_rgb(opened.copy(), is_managed=self._is_managed)
+                latest = self._shown(opened, told)
             except Exception as error:  # codecs raise anything for broken data
                 if latest is None:
                     raise self._broken(error) from None
+                num_lost += 1
+            self.notes = (*dict.fromkeys(told), *lost_frames(num_lost))
             yield latest
+
+    def _shown(self, opened: ImageFile.ImageFile, notes: list[str]) -> Image.Image:
+        image = to_rgb(opened.copy(), notes, is_managed=self._is_managed)
+        if not self._is_managed:
+            return image
+        return as_coded(image, self._blob, self._name, opened.info, notes)
 
     def _broken(self, error: Exception) -> MediaError:
         return MediaError(

@@ -38,7 +38,14 @@ from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import Display, pixel_aspect, shown_size
 from .joined import Joined, Packet, joined
-from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size, is_even
+from .timeline import (
+    UNKNOWN_RATE,
+    Timeline,
+    check_duration,
+    check_size,
+    is_even,
+    lost_frames,
+)
 
 FORMATS = ("mp4", "matroska", "avi", "flv", "asf", "ogg", "mpeg", "mpegts")
 WITHOUT_PTS = ("avi", "asf")  # FFmpeg makes up times of presentation for them
@@ -86,9 +93,9 @@ class ContainerVideo:
     """A video in encoded form. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
-    notes: Sequence[str] = ()
 
     def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
+        self.notes: Sequence[str] = ()
         self._blob = blob
         self._format = name
         with self._opened() as (container, stream):
@@ -98,6 +105,13 @@ class ContainerVideo:
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
+        num_lost = 0
+        for frame, is_lost in self._decoded(indices):
+            num_lost += is_lost
+            self.notes = lost_frames(num_lost)
+            yield frame
+
+    def _decoded(self, indices: Sequence[int]) -> Iterator[tuple[Image.Image, bool]]:
         num_done = 0
         try:
             for frame in self._read(indices, self._track.keys):
@@ -106,7 +120,10 @@ class ContainerVideo:
         except _SeekError:  # decode from the beginning, which is slower
             yield from self._read(indices[num_done:], keys=())
 
-    def _read(self, indices: Sequence[int], keys: Sequence[int]) -> Iterator[Image.Image]:
+    def _read(
+        self, indices: Sequence[int], keys: Sequence[int]
+    ) -> Iterator[tuple[Image.Image, bool]]:
+        """Yields frames, and whether another one stands for the wanted one."""
         with self._opened() as (container, stream):
             reader = _Reader(container, stream, self._track, keys)
             for index in indices:
@@ -394,9 +411,9 @@ class _Reader:
         self._earlier: _Frame | None = None  # the last frame before the wanted one
         self._here: _Frame | None = None  # the frame at or after the wanted one
 
-    def at(self, index: int) -> Image.Image:
-        """Returns frame `index`, or the nearest that can be decoded. Raises MediaError when none
-        is near, and _SeekError."""
+    def at(self, index: int) -> tuple[Image.Image, bool]:
+        """Returns frame `index`, or the nearest that can be decoded, and whether it is another or
+        FFmpeg has filled parts of it. Raises MediaError when none is near, and _SeekError."""
         wanted = self._track.pts[index]
         has_jumped = self._jump(wanted)
         while self._here is None or self._here.pts < wanted:
@@ -408,7 +425,9 @@ class _Reader:
             self._here is None or (self._earlier is None and self._here.pts > wanted)
         ):
             raise _SeekError
-        return self._display.shown(self._nearest(index, wanted).frame)
+        nearest = self._nearest(index, wanted)
+        is_lost = nearest.pts != wanted or nearest.frame.is_corrupt
+        return self._display.shown(nearest.frame), is_lost
 
     def _jump(self, wanted: int) -> bool:
         """Seeks to the last key frame at or before `wanted` if it is after the current frame.

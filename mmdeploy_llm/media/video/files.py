@@ -65,6 +65,7 @@ def survey(blob: bytes, limits: Mapping[str, Any]) -> Iterator[tuple[dict[str, A
 def frames(
     blob: bytes, limits: Mapping[str, Any], indices: Sequence[int]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yields the frames, [height, width, 3], one by one."""
-    for frame in open_file(blob, MediaLimits(**limits)).read(indices):
-        yield {}, np.asarray(frame)
+    """Yields the frames, [height, width, 3], one by one, with the notes on those so far."""
+    opened = open_file(blob, MediaLimits(**limits))
+    for frame in opened.read(indices):
+        yield {"notes": list(opened.notes)}, np.asarray(frame)

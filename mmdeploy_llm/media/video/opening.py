@@ -37,9 +37,9 @@ class IsolatedVideo:
     """A video file that is opened and decoded in a worker process."""
 
     has_chosen_frames = False
-    notes: Sequence[str] = ()
 
     def __init__(self, blob: bytes, limits: MediaLimits, workers: Workers) -> None:
+        self.notes: Sequence[str] = ()
         self._blob, self._limits, self._workers = blob, limits, workers
         [(fields, _)] = workers.decode(f"{files.__name__}:survey", blob, limits)
         self.timeline = Timeline.from_json(fields)
@@ -50,6 +50,7 @@ class IsolatedVideo:
         answers = self._workers.decode(
             f"{files.__name__}:frames", self._blob, self._limits, indices=list(indices)
         )
-        for _, pixels in answers:
+        for fields, pixels in answers:
             assert pixels is not None
+            self.notes = tuple(fields["notes"])
             yield Image.fromarray(pixels)

@@ -121,6 +121,13 @@ class OpenVideo(Protocol):
         its nearest neighbour. indices: ascending. Raises MediaError."""
 
 
+def lost_frames(count: int) -> tuple[str, ...]:
+    """Returns the note on frames that cannot be decoded, or not whole, () for none."""
+    if count == 0:
+        return ()
+    return (f"{count} of the frames seen are damaged; the nearest ones, or their parts, stand in",)
+
+
 def check_size(width: int, height: int, limits: MediaLimits) -> None:
     """Raises MediaLimitError for frames over the pixel limit."""
     if width * height > limits.max_pixels:
