@@ -5,6 +5,7 @@ import re
 import struct
 from dataclasses import replace
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -34,6 +35,32 @@ FORMATS = [
 @pytest.fixture
 def files(load_file):
     return load_file("media/video_files.py")
+
+
+@pytest.fixture(scope="module")
+def numbered(load_file):
+    return load_file("media/numbered_videos.py")
+
+
+@pytest.fixture
+def add_sound():
+    def with_sound(blob, seconds):
+        buffer = io.BytesIO()
+        with av.open(io.BytesIO(blob)) as source, av.open(buffer, "w", format="matroska") as file:
+            video = file.add_stream_from_template(source.streams.video[0])
+            track = file.add_stream("pcm_s16le", rate=8000)
+            for packet in source.demux(source.streams.video[0]):
+                if packet.size:
+                    packet.stream = video
+                    file.mux(packet)
+            samples = np.zeros((1, 8000 * seconds), np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            frame.sample_rate = 8000
+            file.mux(track.encode(frame))
+            file.mux(track.encode())
+        return buffer.getvalue()
+
+    return with_sound
 
 
 def read(blob, indices, limits=LIMITS):
@@ -252,6 +279,33 @@ def test_truncated_file_gives_what_it_has(files):
     count = opened.timeline.num_frames
     assert 10 < count < 50
     assert len(list(opened.read(range(count)))) == count
+
+
+ANNOUNCED = {
+    "mp4": ("libx264", {"moov_size": "3000"}, r"its last \d+ frames lie beyond the end"),
+    "mov": ("mjpeg", {"moov_size": "3000"}, r"its last \d+ frames lie beyond the end"),
+    "matroska": ("libx264", {}, r"lasts 6.0 s, and its last frame is at \d.\d s"),
+    "webm": ("libvpx-vp9", {}, r"lasts 6.0 s, and its last frame is at \d.\d s"),
+    "flv": ("libx264", {}, r"lasts 6.0 s, and its last frame is at \d.\d s"),
+}
+
+
+@pytest.mark.parametrize("name", ANNOUNCED)
+def test_what_a_cut_file_lacks_is_told(numbered, name):
+    codec, container, words = ANNOUNCED[name]
+    blob = numbered.encoded(name, codec, ticks=range(60), container=container)
+    assert open_video(blob, LIMITS).timeline.notes == ()
+    [told] = open_video(blob[: len(blob) * 6 // 10], LIMITS).timeline.notes
+    assert re.search(words, told)
+
+
+def test_a_video_of_long_steps_or_beside_a_longer_sound_is_not_cut(numbered, add_sound):
+    """The last picture of a slide show stays as long as one, and a sound may go on after it."""
+    slides = numbered.encoded("matroska", "libx264", ticks=range(0, 600, 80))
+    one = numbered.encoded("matroska", "libx264", ticks=[0])
+    longer = add_sound(numbered.encoded("matroska", "libx264", ticks=range(20)), seconds=9)
+    for blob in (slides, one, longer):
+        assert open_video(blob, LIMITS).timeline.notes == ()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
 from .display import Display, pixel_aspect, shown_size
 from .joined import Joined, Packet, joined
+from .missing import missing
 from .timeline import (
     UNKNOWN_RATE,
     Timeline,
@@ -99,7 +100,7 @@ class ContainerVideo:
         self._blob = blob
         self._format = name
         with self._opened() as (container, stream):
-            self._track = _survey(container, stream, limits)
+            self._track = _survey(container, stream, len(blob), limits)
         self.timeline = self._track.timeline
         self.digest = file_digest(blob, limits)
 
@@ -200,7 +201,10 @@ class _First:
     size: tuple[int, int]
 
 
-def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits) -> Track:
+def _survey(
+    container: InputContainer, stream: VideoStream, size: int, limits: MediaLimits
+) -> Track:
+    """Reads where the frames are. size: of the file, in bytes."""
     width, height = stream.codec_context.width, stream.codec_context.height
     if width < 1 or height < 1:
         raise MediaError("the video does not say how large its frames are; it may be truncated")
@@ -223,6 +227,8 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
     start = _start(clock, pts, first, parts)
     begin = times[start]
     notes = _notes(container, stream, packets, begin, parts)
+    if parts is None:
+        notes += missing(container, stream, packets, size)
     pts, times = pts[start:], [time - begin for time in times[start:]]
     # The last frame lasts as long as the others.
     last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
