@@ -204,7 +204,6 @@ class _First:
 def _survey(
     container: InputContainer, stream: VideoStream, size: int, limits: MediaLimits
 ) -> Track:
-    """Reads where the frames are. size: of the file, in bytes."""
     width, height = stream.codec_context.width, stream.codec_context.height
     if width < 1 or height < 1:
         raise MediaError("the video does not say how large its frames are; it may be truncated")
@@ -226,12 +225,9 @@ def _survey(
     )
     start = _start(clock, pts, first, parts)
     begin = times[start]
-    notes = _notes(container, stream, packets, begin, parts)
-    if parts is None:
-        notes += missing(container, stream, packets, size)
+    notes = _notes(container, stream, packets, begin, parts, size)
     pts, times = pts[start:], [time - begin for time in times[start:]]
-    # The last frame lasts as long as the others.
-    last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
+    last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)  # as the others
     check_duration(times[-1] + last, limits)
     width, height = (width, height) if first is None else first.size
     check_size(width, height, limits)
@@ -284,8 +280,10 @@ def _notes(
     packets: Sequence[Packet],
     unseen: float,
     parts: Joined | None,
+    size: int,
 ) -> tuple[str, ...]:
-    """Says what of the file is not seen, or guessed. unseen: seconds before the first frame."""
+    """Says what of the file is not seen, or guessed. unseen: seconds before the first frame. size:
+    of the file, in bytes."""
     notes = []
     if (num := len(_tracks(container))) > 1:
         notes.append(f"the file has {num} videos in it, of which number {stream.index} is used")
@@ -295,6 +293,8 @@ def _notes(
         )
     if parts is not None:
         notes.append(parts.note())
+    else:
+        notes += missing(container, stream, packets, size)
     if any(each.pts is None for each in packets):
         notes.append(
             f"times of the video's frames are counted, at {_rate(stream):g} frames a second: the "
