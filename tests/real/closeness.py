@@ -135,13 +135,16 @@ ROWS: dict[str, Row] = {
 
 
 class Reference:
-    """transformers' model in float32, of which the last hidden states are kept in a file."""
+    """transformers' model in float32, of which the last hidden states are kept in a file.
 
-    def __init__(self, model: str, windows: int) -> None:
+    file: of GGUF, with the weights; None for that of the package.
+    """
+
+    def __init__(self, model: str, windows: int, file: Path | None = None) -> None:
         self.model = model
-        self.folder = dequantised(model)
+        self.folder = dequantised(model, file)
         self.windows = windows_of(self.folder, windows)
-        name = f"{model}-{windows}-windows.pt"
+        name = f"{self.folder.name.removesuffix('-float32')}-{windows}-windows.pt"
         self.hidden = torch.load(made(name, self._write), mmap=True)
         self._head: Tensor | None = None
 
@@ -168,14 +171,14 @@ def transformers_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def dequantised(model: str) -> Path:
+def dequantised(model: str, file: Path | None = None) -> Path:
     """Returns a folder with the weights of a GGUF file in float32, which transformers reads and
-    writes; it is made once."""
+    writes; it is made once. file: None for that of the package."""
+    name, file = (model, file_of(model)) if file is None else (file.stem, file)
 
     def write(folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        file = file_of(model)
         names = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
         read = AutoModelForCausalLM.from_pretrained(**names, dtype=torch.float32)
         # The same floats in a model that knows nothing of the file, which can be saved.
@@ -186,7 +189,7 @@ def dequantised(model: str) -> Path:
         plain.save_pretrained(folder)
         AutoTokenizer.from_pretrained(**names).save_pretrained(folder)
 
-    return made(f"{model}-float32", write)
+    return made(f"{name}-float32", write)
 
 
 def windows_of(folder: Path, number: int) -> list[list[int]]:

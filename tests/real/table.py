@@ -19,11 +19,13 @@ from pathlib import Path
 
 from tests.real import speech
 from tests.real.answers import QUESTIONS, answers, kept
-from tests.real.closeness import MANY, ROWS, Reference, measure_row
+from tests.real.closeness import MANY, ROWS, Reference, measure, measure_row
+from tests.real.gguf_types import MODEL, TYPES, quantized
 from tests.real.vectors import TEXTS, vectors
 
 PAGE = Path(__file__).parents[2] / "examples" / "benchmarks" / "QUALITY.md"
 OF_QWEN = ("float32", "bfloat16", "int8wo", "int4wo", "the file as it is")
+FEW_OF_GGUF = 2  # windows for each type
 WINDOWS_OF_QWEN = 2  # at most: one takes half a minute of two cores
 
 
@@ -56,6 +58,20 @@ def qwen(windows: int, rows: list[str]) -> Iterator[str]:
     yield from closeness("qwen", OF_QWEN, min(windows, WINDOWS_OF_QWEN), rows)
 
 
+def of_gguf(*_: object) -> Iterator[str]:
+    yield "| type | MB | KL of its own weights | with rounded activations | the same best token |"
+    yield "|---|---|---|---|---|"
+    for name in TYPES:
+        file = quantized(name)
+        own = Reference(MODEL, FEW_OF_GGUF, file)
+        kls = [measure(own, options, file).kl for options in ({}, {"quantization": "int8"})]
+        same = measure(Reference(MODEL, FEW_OF_GGUF), {}, file).top
+        size = file.stat().st_size / 1e6
+        line = f"| {name} | {size:.0f} | {kls[0]:.2g} | {kls[1]:.2g} | {same:.1%} |"
+        yield line
+        print(line, flush=True)
+
+
 def of_vectors(*_: object) -> Iterator[str]:
     yield f"| dtype | largest difference of {TEXTS} vectors | smallest cosine |"
     yield "|---|---|---|"
@@ -79,6 +95,7 @@ def of_speech(*_: object) -> Iterator[str]:
 SECTIONS: dict[str, Callable[[int, list[str]], Iterator[str]]] = {
     "smollm2": smollm2,
     "qwen": qwen,
+    "gguf": of_gguf,
     "vectors": of_vectors,
     "speech": of_speech,
 }
