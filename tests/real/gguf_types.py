@@ -20,22 +20,8 @@ from gguf.quants import dequantize
 from tests.real.packages import file_of, folder_of, made
 
 MODEL = "smollm2"
-TYPES = tuple(
-    [
-        "Q4_0",
-        "Q4_1",
-        "Q5_0",
-        "Q5_1",
-        "Q8_0",
-        "Q2_K",
-        "Q3_K",
-        "Q4_K",
-        "Q5_K",
-        "Q6_K",
-        "IQ4_NL",
-        "IQ4_XS",
-    ]
-)
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES, "IQ4_NL", "IQ4_XS")
 FALLBACK = GGMLQuantizationType.Q8_0
 
 
