@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from mmdeploy_llm.cli.options.missing import check_model
 from mmdeploy_llm.media.budgets.photo import telling_the_cost
@@ -17,9 +20,20 @@ if TYPE_CHECKING:
     from mmdeploy_llm.media.loading.loader import MediaLoader
 
 
-@contextmanager
-def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
+def say_what_starts(model: str) -> None:
+    """Says on a terminal which model starts, before the seconds in which nothing else is said."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        typer.echo(f"starting {model} ...", err=True)
+
+
+def open_llm(model: str, options: Mapping[str, Any]) -> AbstractContextManager[LLM]:
     """Opens the model and closes it at the end of the block."""
+    say_what_starts(model)
+    return _open(model, options)
+
+
+@contextmanager
+def _open(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
     check_model(model, options)  # before the client of the engine is imported
     from mmdeploy_llm.client.llm import LLM
 
@@ -30,9 +44,9 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
 def open_answerer(
     model: str, options: Mapping[str, Any], cluster: str | None
 ) -> AbstractContextManager[Answerer]:
-    """Opens the model in this process, or on the Ray cluster with this address."""
+    """Opens the model of a run in this process, or on the Ray cluster with this address."""
     if cluster is None:
-        return telling_the_cost(open_llm(model, options), options)
+        return telling_the_cost(_open(model, options), options)
     from mmdeploy_llm.client.ray import ClusterLLM
 
     return ClusterLLM(model, address=cluster, **options)
@@ -40,6 +54,7 @@ def open_answerer(
 
 def open_async_llm(model: str, options: Mapping[str, Any]) -> AsyncLLM:
     """Opens the model for single requests."""
+    say_what_starts(model)
     from mmdeploy_llm.client.aio.async_llm import AsyncLLM
 
     return AsyncLLM(model, **{"quiet": True, **options})

@@ -4,6 +4,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from mmdeploy_llm.cli.engines import say_what_starts
 from mmdeploy_llm.cli.exits import in_options
 from mmdeploy_llm.cli.program import app
 
@@ -82,3 +83,11 @@ def test_the_program_names_its_options(tmp_path, monkeypatch, png, words, messag
     done = CliRunner().invoke(app, ["caption", "a.png", *words])
     assert done.exit_code == 2
     assert done.stderr.startswith(message)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_is_told_at_once_which_model_starts(monkeypatch, capsys, is_terminal):
+    """Where standard error is a file or a pipe, it holds results of the run only."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    say_what_starts("models/some")
+    assert capsys.readouterr().err == ("starting models/some ...\n" if is_terminal else "")

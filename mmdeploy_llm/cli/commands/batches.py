@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from mmdeploy_llm.cli.engines import say_what_starts
 from mmdeploy_llm.cli.options.columns import ColumnChoices
 from mmdeploy_llm.cli.options.groups import is_given, with_groups
 from mmdeploy_llm.cli.options.job_file import save_job
@@ -62,6 +63,7 @@ def caption(
     check_media(given)
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
+    say_what_starts(desk.model.model)
     from mmdeploy_llm.batch.job import open_output, plan_source
     from mmdeploy_llm.batch.options import option_settings
 
@@ -105,6 +107,7 @@ def run_input(
     check_corpus(input)
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
+    say_what_starts(desk.model.model)
     from mmdeploy_llm.batch.job import open_output, plan_batch, plan_source, source_of
     from mmdeploy_llm.batch.options import option_settings
 

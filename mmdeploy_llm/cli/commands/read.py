@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mmdeploy_llm.cli.engines import say_what_starts
 from mmdeploy_llm.cli.options.batch_help import EXIT_CODES
 from mmdeploy_llm.cli.options.groups import is_given, with_groups
 from mmdeploy_llm.cli.options.missing import check_media
@@ -49,6 +50,7 @@ def read(
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
     check_media(paths)
     options = desk.llm_options(ctx)
+    say_what_starts(desk.model.model)
     from mmdeploy_llm.batch.documents.reading.arguments import read_arguments
     from mmdeploy_llm.batch.documents.reading.plan import find_reading, open_reader
     from mmdeploy_llm.batch.job import open_output
