@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -16,8 +16,9 @@ from mmdeploy_llm.cli.options.model import Engine, known_model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
 from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, engine_options, text_value
-from mmdeploy_llm.cli.options.vectors import Column, Instruction
+from mmdeploy_llm.cli.options.vectors import Column, Instruction, TooLong
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.pooling_request import TooLong as Choice
 
 from .reports import expanded
 
@@ -91,6 +92,7 @@ def search(
     report: Page = None,
     model: OwnModel = None,
     instruction: Instruction = None,
+    too_long: TooLong = "error",
     similarity: Similarity = None,
     column: Column = None,
     engine: Engine = None,
@@ -105,6 +107,9 @@ def search(
 
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
+    if too_long not in get_args(Choice):
+        raise ConfigError(f"--too-long must be error, cut or chunk, got {too_long!r:.40}")
+    chosen = cast(Choice, too_long)
     if like is not None and (instruction is not None or (model is not None and report is None)):
         words = "--instruction is of a QUERY, and so is --model, if no --report needs it"
         raise ConfigError(f"--like compares vectors that are there: {words}")
@@ -120,7 +125,7 @@ def search(
         prompt = {**({} if text is None else {"prompt": text}), **media}
         with open_llm(name, options) as llm:
             own = text_value("--instruction", instruction)
-            wish = {"similarity": similarity, "instruction": own}
+            wish = {"similarity": similarity, "instruction": own, "too_long": chosen}
             (found,) = llm.search(opened, [prompt], top_k, **wish)
     _show(found, opened, as_json=as_json)
     if report is not None:
@@ -143,14 +148,14 @@ def _like(opened: Vectors, item_id: str, top_k: int, similarity: str | None) -> 
 
 def _show(found: Sequence[Found], opened: Vectors, *, as_json: bool) -> None:
     """Prints what was found, and on stderr what was left out."""
-    from mmdeploy_llm.cli.terminal.output import hit_table, make_console, printable
+    from mmdeploy_llm.cli.terminal.output import hit_table, print_table, printable
 
     for words in opened.notes():
         typer.echo(printable(words), err=True)
     if as_json:
         typer.echo(json.dumps([own.to_dict() for own in found], ensure_ascii=False, indent=1))
         return
-    make_console().print(hit_table(found))
+    print_table(hit_table(found))
 
 
 def _write_page(

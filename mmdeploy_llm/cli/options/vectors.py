@@ -28,6 +28,15 @@ Instruction = Annotated[
     ),
 ]
 
+TooLong = Annotated[
+    str,
+    typer.Option(
+        metavar="error|cut|chunk",
+        help="A text of more tokens than the model reads is an error, is cut to them, or is read "
+        "in windows (chunk), whose vectors' mean counts.",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions(Group):
@@ -54,12 +63,14 @@ class VectorOptions(Group):
             help="Cut vectors to their first N numbers, for models that were trained so.",
         ),
     ] = None
+    too_long: TooLong = "error"
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
             hidden=True,
-            help="Whether vectors have length 1.  [default: as the model's folder says]",
+            help="Whether vectors have length 1, also with --dimensions.  [default: as the "
+            "model's folder says, before they are cut, as sentence-transformers does it]",
         ),
     ] = None
     pooling: Annotated[
@@ -81,6 +92,7 @@ class VectorOptions(Group):
             normalize=self.normalize,
             instruction=text_value("--instruction", self.instruction),
             pooling=self.pooling,
+            too_long=self.too_long,
         )
         return {"question": text_value("--prompt", self.prompt), "asks": asks}
 

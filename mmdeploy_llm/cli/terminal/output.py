@@ -55,6 +55,23 @@ def make_console(*, is_stderr: bool = False) -> Console:
     return console
 
 
+def print_table(table: Table) -> None:
+    """Prints a table: fitted to a terminal, and elsewhere a line for each row, whole, with tabs
+    between its cells, so that other programs can read it."""
+    console = make_console()
+    if console.is_terminal:
+        console.print(table)
+        return
+    columns = [map(_on_one_line, (column.header, *column.cells)) for column in table.columns]
+    for row in zip(*columns, strict=True):
+        console.out("\t".join(row), highlight=False)
+
+
+def _on_one_line(cell: object) -> str:
+    """Returns a cell without line breaks and tabs: those of several lines stand between "; "."""
+    return "; ".join(" ".join(line.split()) for line in str(cell).splitlines())
+
+
 def printable(text: str) -> str:
     """Replaces control characters, so that file names and answers cannot control the terminal or
     the order in which the text around them is shown."""
@@ -102,7 +119,7 @@ def caption_table(records: Sequence[Record]) -> Table:
 def hit_table(found: Sequence[Found]) -> Table:
     """Builds a table of what a search has found: rank, score, item, and the start of its text."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("item", overflow="fold")
     if has_text := any(own.record.prompt for own in found):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,9 @@ from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.pooled import PooledOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import PoolingRequest
+from mmdeploy_llm.values.pooling_request import PoolingRequest, TooLong
+
+logger = logging.getLogger(__name__)
 
 
 def search_vectors(
@@ -34,6 +38,7 @@ def search_vectors(
     similarity: str | None,
     instruction: str | None,
     column: str | None,
+    too_long: TooLong,
 ) -> list[list[Found]]:
     """Returns the items that are nearest to each query, see LLM.search. config, rules: the options
     of the model that embeds the queries, and how its folder says that it is used."""
@@ -43,7 +48,7 @@ def search_vectors(
         origin = origin_of(opened)
         origin.check(describe_engine(config).values)
         wanted = origin.query(wanted.instruction)
-    found = _vectors_of(llm, queries, wanted)
+    found = _vectors_of(llm, queries, replace(wanted, too_long=too_long))
     chosen = similarity or ("dot" if rules.similarity == "dot" else "cosine")
     return search(opened, found, top_k, similarity=chosen)
 
@@ -63,5 +68,7 @@ def _vectors_of(
             vector = output.vector if isinstance(output, PooledOutput) else None
             if vector is None:
                 raise RequestError(f"the query cannot be embedded: {output.error_msg}")
+            for note in output.media_notes:
+                logger.warning("query %d: %s", answer.ask.item + 1, note)
             found[answer.ask.item] = vector
     return [found[number] for number in range(len(asks))]

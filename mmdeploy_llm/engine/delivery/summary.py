@@ -90,7 +90,8 @@ def media_fields(request: Request) -> dict[str, Any]:
     tokens: dict[str, Any] = {f"num_input_{kind}_tokens": counts[kind] for kind in MEDIA_KINDS}
     found = {kind for span in request.media for kind in span.item.counts}
     tokens["num_input_tokens_by_kind"] = {k: num for k, num in counts.items() if k in found}
-    notes = tuple(dict.fromkeys(note for span in request.media for note in span.item.notes))
+    of_media = (note for span in request.media for note in span.item.notes)
+    notes = tuple(dict.fromkeys((*request.notes, *of_media)))
     sums = {n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}
     return {**tokens, **sums, "media_notes": notes}
 
@@ -124,7 +125,9 @@ def pooled_output(update: TokenUpdate) -> PooledOutput | None:
     failure = update.failure or FAILURES.get(reason)
     code = OK if failure is None else failure.code
     message = None if failure is None else failure.message
-    completion = CompletionOutput(finish_reason=reason, error_code=code, error_msg=message)
+    completion = CompletionOutput(
+        index=request.index, finish_reason=reason, error_code=code, error_msg=message
+    )
     return PooledOutput(
         request_id=request.request_id,
         prompt=request.prompt,
@@ -138,4 +141,5 @@ def pooled_output(update: TokenUpdate) -> PooledOutput | None:
         error_code=code,
         error_msg=message,
         vector=update.vector,
+        wanted=request.wanted,
     )

@@ -136,6 +136,7 @@ class Intake:
             request_id=self._new_request_id() if request_id is None else request_id,
             prompt=rendered.text if rendered.pieces else None,
             item=prompt if item is None else item,
+            notes=begun.notes,
             prompt_token_ids=expanded.ids,
             params=expanded.params(begun.params(len(expanded.ids))),
             wanted=wanted,
@@ -154,6 +155,11 @@ class Intake:
             arrival_time=begun.arrival_time,
             preprocess_end_time=time.time(),
         )
+        if begun.windows:
+            return tuple(
+                replace(self._sample(request, index), prompt_token_ids=list(ids))
+                for index, ids in enumerate(begun.windows)
+            )
         return tuple(self._sample(request, index) for index in range(params.n))
 
     def _read(self, begun: Begun, deadline: Deadline | None) -> tuple[Rendered, Expanded]:
