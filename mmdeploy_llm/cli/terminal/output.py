@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -64,7 +65,7 @@ def print_table(table: Table) -> None:
         return
     columns = [map(_on_one_line, (column.header, *column.cells)) for column in table.columns]
     for row in zip(*columns, strict=True):
-        console.out("\t".join(row), highlight=False)
+        typer.echo("\t".join(row))  # the console would write spaces for tabs
 
 
 def _on_one_line(cell: object) -> str:
