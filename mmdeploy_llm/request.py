@@ -155,7 +155,6 @@ class Request:
     media: tuple[MediaSpan, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, as the chat template got them
     item: Any = None  # the object that the caller passed in
-    notes: tuple[str, ...] = ()  # what of the text the model does not get as it is, in sentences
     prompt_text: str = ""  # `prompt`, or decoded ids: the reasoning parser starts from it
     reasoning_end_ids: tuple[int, ...] = ()  # forced at params.reasoning_max_tokens; (): no cap
     # Sequences that are never generated, those of bad_words included.

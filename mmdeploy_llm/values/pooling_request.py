@@ -24,6 +24,7 @@ class PoolingRequest:
         and not after. The intake says so where the caller does not ask for normalised vectors.
     too_long: a text of more tokens than the model reads is an error, is cut to them, or is read in
         windows of them, whose mean vector counts. num_windows: how many; the intake counts them.
+    notes: what of a text the model does not get as it is, in sentences, as the intake says it.
     num_skipped: tokens at the beginning that are no part of what is wanted: the mean, the vectors
         of tokens and the likelihood leave them out.
     label: the text whose likelihood after the prompt is wanted.
@@ -40,6 +41,7 @@ class PoolingRequest:
     is_cut_last: bool = False
     too_long: TooLong = "error"
     num_windows: int = 1
+    notes: tuple[str, ...] = ()
     num_skipped: int = 0
     instruction: str | None = None
     label: str | None = None

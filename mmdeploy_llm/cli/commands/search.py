@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,6 @@ from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, engine_options, text_value
 from mmdeploy_llm.cli.options.vectors import Column, Instruction, TooLong
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.pooling_request import TooLong as Choice
 
 from .reports import expanded
 
@@ -107,9 +106,6 @@ def search(
 
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
-    if too_long not in get_args(Choice):
-        raise ConfigError(f"--too-long must be error, cut or chunk, got {too_long!r:.40}")
-    chosen = cast(Choice, too_long)
     if like is not None and (instruction is not None or (model is not None and report is None)):
         words = "--instruction is of a QUERY, and so is --model, if no --report needs it"
         raise ConfigError(f"--like compares vectors that are there: {words}")
@@ -125,8 +121,8 @@ def search(
         prompt = {**({} if text is None else {"prompt": text}), **media}
         with open_llm(name, options) as llm:
             own = text_value("--instruction", instruction)
-            wish = {"similarity": similarity, "instruction": own, "too_long": chosen}
-            (found,) = llm.search(opened, [prompt], top_k, **wish)
+            wish: dict[str, Any] = {"similarity": similarity, "too_long": too_long}
+            (found,) = llm.search(opened, [prompt], top_k, instruction=own, **wish)
     _show(found, opened, as_json=as_json)
     if report is not None:
         words = text or like or ", ".join(image or ())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import typer
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.pooling_request import TooLong as Choice
 
 from .effort import EffortOptions
 from .estimate import EstimateOptions
@@ -28,10 +31,19 @@ Instruction = Annotated[
     ),
 ]
 
+
+def _known_choice(given: str) -> str:
+    if given not in get_args(Choice):
+        names = ", ".join(get_args(Choice))
+        raise ConfigError(f"--too-long must be one of {names}, got {given!r:.40}")
+    return given
+
+
 TooLong = Annotated[
     str,
     typer.Option(
         metavar="error|cut|chunk",
+        callback=_known_choice,
         help="A text of more tokens than the model reads is an error, is cut to them, or is read "
         "in windows (chunk), whose vectors' mean counts.",
     ),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmdeploy_llm.batch.engine import describe_engine
 from mmdeploy_llm.client.arguments import as_prompts
+from mmdeploy_llm.client.embedding import wanted_vector
 from mmdeploy_llm.data.vectors.opened import Vectors
 from mmdeploy_llm.data.vectors.origin import origin_of
 from mmdeploy_llm.data.vectors.search import Found, Names, open_vectors, search
@@ -42,6 +43,7 @@ def search_vectors(
 ) -> list[list[Found]]:
     """Returns the items that are nearest to each query, see LLM.search. config, rules: the options
     of the model that embeds the queries, and how its folder says that it is used."""
+    wanted_vector(None, None, None, None, too_long)  # a wrong choice is told first
     opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
     wanted = PoolingRequest(instruction=instruction or rules.query_prompt)
     if opened.configurations:  # of others nobody says how they were made

@@ -90,8 +90,7 @@ def media_fields(request: Request) -> dict[str, Any]:
     tokens: dict[str, Any] = {f"num_input_{kind}_tokens": counts[kind] for kind in MEDIA_KINDS}
     found = {kind for span in request.media for kind in span.item.counts}
     tokens["num_input_tokens_by_kind"] = {k: num for k, num in counts.items() if k in found}
-    of_media = (note for span in request.media for note in span.item.notes)
-    notes = tuple(dict.fromkeys((*request.notes, *of_media)))
+    notes = tuple(dict.fromkeys(note for span in request.media for note in span.item.notes))
     sums = {n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}
     return {**tokens, **sums, "media_notes": notes}
 
@@ -128,6 +127,8 @@ def pooled_output(update: TokenUpdate) -> PooledOutput | None:
     completion = CompletionOutput(
         index=request.index, finish_reason=reason, error_code=code, error_msg=message
     )
+    own, of_media = request.wanted, media_fields(request)
+    notes = (*(() if own is None else own.notes), *of_media["media_notes"])
     return PooledOutput(
         request_id=request.request_id,
         prompt=request.prompt,
@@ -137,9 +138,9 @@ def pooled_output(update: TokenUpdate) -> PooledOutput | None:
         finished=True,
         metrics=metrics_of(request),
         num_cached_tokens=request.num_cached_tokens,
-        **media_fields(request),
+        **{**of_media, "media_notes": notes},
         error_code=code,
         error_msg=message,
         vector=update.vector,
-        wanted=request.wanted,
+        wanted=own,
     )

@@ -269,8 +269,7 @@ class LocalDesk(LocalAdapters):
             self._finish(held.number, error)
         elif held.number in self._held:  # else it was aborted meanwhile
             held.request_ids = {request.request_id for request in requests}
-            ticket = held.ticket()
-            if ticket is not None:
+            if (ticket := held.ticket()) is not None:
                 ticket.num_requests = len(requests)
             for request in requests:
                 self._requests[request.request_id] = held

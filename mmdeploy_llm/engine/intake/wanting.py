@@ -42,8 +42,7 @@ class Begun:
     wanted: PoolingRequest | None
     params: Callable[[int], SamplingParams]
     arrival_time: float
-    windows: tuple[Ids, ...] = ()  # of a text that is read in several, whose first is in `parts`
-    notes: tuple[str, ...] = ()  # what of the text the model does not get as it is
+    windows: tuple[list[int], ...] = ()  # ids of a text that is read in several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +95,16 @@ class Wanting:
             self.check_text()
             self._params.check(params)
             resolve = partial(self._params.resolve, params, number=number)
-            return Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
-        parts, wanted = self.read(prompt, self.resolved(wanted, params), where, deadline)
-        resolve = partial(self.sized, params)
+        else:
+            parts, wanted = self.read(prompt, self.resolved(wanted, params), where, deadline)
+            resolve = partial(self.sized, params)
         begun = Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
-        is_text = parts.text is not None and parts.pair is None and not parts.media
-        return begun if wanted.too_long == "error" or not is_text else self._fitting(begun, wanted)
+        return self._fitting(begun, wanted) if wanted and wanted.too_long != "error" else begun
 
     def _fitting(self, begun: Begun, wanted: PoolingRequest) -> Begun:
         """Returns the prompt of a text cut to the tokens that the model reads, or in windows."""
+        if begun.parts.text is None or begun.parts.pair is not None or begun.parts.media:
+            return begun
         prefix, suffix = map(self._cased, self._rules.around(wanted.instruction))
         whole, most = begun.parts.text or "", self._abilities.text_length or self._max_tokens
         text = whole.removeprefix(prefix).removesuffix(suffix)
@@ -114,17 +114,21 @@ class Wanting:
         count = len(found.before) + len(found.body) + len(found.after)
         told = f"the text has {count} tokens and the model reads {most}: "
         if wanted.too_long == "chunk":
-            windows = tuple(map(self._padded, found.windows()))
+            windows = tuple(list(self._padded(own)) for own in found.windows())
             return replace(
                 begun,
-                parts=replace(begun.parts, text=None, ids=windows[0]),
-                wanted=replace(wanted, num_windows=len(windows)),
+                parts=replace(begun.parts, text=None, ids=tuple(windows[0])),
+                wanted=replace(
+                    wanted,
+                    num_windows=len(windows),
+                    notes=(f"{told}its vector is the mean of {len(windows)} windows",),
+                ),
                 windows=windows,
-                notes=(f"{told}its vector is the mean of {len(windows)} windows",),
             )
         ids = found.cut(at_start=self._tokenizer.raw.truncation_side == "left")
         parts = replace(begun.parts, text=None, ids=ids)
-        return replace(begun, parts=parts, notes=(f"{told}{count - len(ids)} were cut",))
+        notes = (f"{told}{count - len(ids)} were cut",)
+        return replace(begun, parts=parts, wanted=replace(wanted, notes=notes))
 
     def check_text(self) -> None:
         """Raises RequestError unless the model generates text."""
