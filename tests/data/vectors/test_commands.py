@@ -98,7 +98,10 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
         (("embed",), "give INPUT"),
         (("embed", "x.jsonl", "--pooling", "max"), "pooling must be one of"),
         (("embed", "x.jsonl", "--too-long", "no"), "--too-long must be one of error, cut, chunk"),
-        (("search", "v.npy", "a", "--too-long", "no"), "--too-long must be error, cut or chunk"),
+        (
+            ("search", "v.npy", "a", "--too-long", "no"),
+            "--too-long must be one of error, cut, chunk",
+        ),
     ],
 )
 def test_mistakes_are_told(stored: str, words: tuple[str, ...], said: str) -> None:
