@@ -92,7 +92,9 @@ class BatchSummary:
         one, many = ("file or page", "files or pages") if self.unit == "page" else ("file", "files")
         if num := self.index.num_noted:
             records = "record says" if num == 1 else "records say"
-            found.append(f"{num} {records} what a model did not get of its media: media_notes")
+            found.append(
+                f"{num} {records} what a model did not get of its text or media: media_notes"
+            )
         if num := self.num_gone:
             found_of = f"record is of a {one} that is", f"records are of {many} that are"
             it = "it" if num == 1 else "them"

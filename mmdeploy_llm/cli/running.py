@@ -70,7 +70,7 @@ def run_and_report(
     fault = None if report is None else _write(report, summary)
     page = page if summary.num_records and fault is None else None
     if desk.shown.table:
-        terminal.make_console().print(terminal.caption_table(list(summary.records())))
+        terminal.print_table(terminal.caption_table(list(summary.records())))
         typer.echo()
     has_vectors = job.settings.asks.wanted is not None
     done = "captioned" if is_caption else "embedded" if has_vectors else "done"
@@ -108,7 +108,7 @@ def show_estimate(
     from mmdeploy_llm.batch.estimate.estimate import LeftSource, estimate
     from mmdeploy_llm.batch.estimate.page import beside, write_page
     from mmdeploy_llm.batch.job import plan_source
-    from mmdeploy_llm.cli.terminal.output import caption_table, make_console, printable
+    from mmdeploy_llm.cli.terminal.output import caption_table, print_table, printable
 
     if desk.effort.ray is not None:
         raise ConfigError("--estimate measures an engine of this process; leave out --ray")
@@ -123,7 +123,7 @@ def show_estimate(
         source = LeftSource(job)
     with open_llm(model, options) as llm:
         found = estimate(source, settings.selection, llm, **draw)
-    make_console().print(caption_table(found.records))
+    print_table(caption_table(found.records))
     typer.echo(printable(f"\n{found}"))
     if target is not None:
         write_page(target, found, model, settings, previews_of(model, options))

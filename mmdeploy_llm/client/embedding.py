@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
@@ -23,7 +23,7 @@ from mmdeploy_llm.values.outputs.pooled import (
 )
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Pooling, PoolingRequest
+from mmdeploy_llm.values.pooling_request import Pooling, PoolingRequest, TooLong
 
 from .arguments import as_prompt, as_prompts, is_conversation
 
@@ -51,6 +51,7 @@ def wanted_vector(
     normalize: bool | None,
     instruction: str | None,
     pooling: Pooling | str | None,
+    too_long: TooLong = "error",
 ) -> PoolingRequest:
     """Returns what `embed` wants. Raises TypeError and ValueError for wrong arguments."""
     is_whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
@@ -64,12 +65,15 @@ def wanted_vector(
         raise ValueError(
             f"pooling must be 'last', 'cls', 'mean', 'tokens' or None, got {pooling!r}"
         )
+    if too_long not in get_args(TooLong):
+        raise ValueError(f"too_long must be 'error', 'cut' or 'chunk', got {too_long!r:.40}")
     if pooling == "tokens":
         return PoolingRequest(
             what="token_vectors",
             dimensions=dimensions,
             normalize=normalize,
             instruction=instruction,
+            too_long=too_long,
         )
     return PoolingRequest(
         what=None if pooling is None else "vector",
@@ -77,6 +81,7 @@ def wanted_vector(
         dimensions=dimensions,
         normalize=normalize,
         instruction=instruction,
+        too_long=too_long,
     )
 
 
@@ -248,6 +253,7 @@ def _shared(output: RequestOutput) -> dict[str, Any]:
         "num_input_image_tokens",
         "num_input_video_tokens",
         "num_cached_tokens",
+        "media_notes",
         "metrics",
         "error_code",
         "error_msg",

@@ -23,7 +23,7 @@ from mmdeploy_llm.values.adapter_ref import AnyAdapter
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import Pooling
+from mmdeploy_llm.values.pooling_request import Pooling, TooLong
 from mmdeploy_llm.values.text.progress_bars import UseTqdm
 from mmdeploy_llm.values.text.signatures import takes
 from mmdeploy_llm.values.text.spelling import naming_elsewhere
@@ -362,6 +362,7 @@ class LLM(EngineClient):
         normalize: bool | None = None,
         instruction: str | None = None,
         pooling: Pooling | Literal["tokens"] | None = None,
+        too_long: TooLong = "error",
         on_error: OnError = "return",
     ) -> list[EmbeddingOutput]:
         """Returns the vector of each prompt, in their order; a generating model gives the last
@@ -369,17 +370,21 @@ class LLM(EngineClient):
 
         prompts: as for `generate`; media alone are a prompt too: {"multimodal_data": {"image":
         image}}.
-        dimensions: the vectors are cut to, before they are normalised; None: all of them.
-        normalize: whether they have length 1; None: as the model's folder says, else they have.
+        dimensions: the vectors are cut to; None: all of them.
+        normalize: whether they have length 1, also when they are cut; None: as the model's folder
+        says, else they have, and are cut after that, as sentence-transformers does it.
         instruction: what the vectors are for: the name of one of the folder's prompts, such as
         "query", or a text, which stands before the prompt or as the system message, as the model
         was trained; None: the model's default.
         pooling: the state of the "last" token or of the first ("cls"), the "mean" of all, or all
         ("tokens"); None: as the model's folder says, else "last".
+        too_long: a text of more tokens than the model reads is an "error" of that prompt, is "cut"
+        to them, or "chunk": the mean of the vectors of windows that follow each other. What was
+        done is in `media_notes` of the output.
         """
         from .embedding import embed_asks, embedding_of, wanted_vector
 
-        wanted = wanted_vector(dimensions, normalize, instruction, pooling)
+        wanted = wanted_vector(dimensions, normalize, instruction, pooling, too_long)
         asks = list(embed_asks(as_prompts(prompts), wanted))
         return [embedding_of(output) for output in collect(self._desk, asks, use_tqdm, on_error)]
 
@@ -391,12 +396,13 @@ class LLM(EngineClient):
         normalize: bool | None = None,
         instruction: str | None = None,
         pooling: Pooling | Literal["tokens"] | None = None,
+        too_long: TooLong = "error",
     ) -> Iterator[EmbeddingOutput]:
         """Yields vectors in the order in which they finish, for any iterable, as generate_iter
         does; `output.item` is the object that it yielded."""
         from .embedding import embed_asks, embeddings_of, wanted_vector
 
-        wanted = wanted_vector(dimensions, normalize, instruction, pooling)
+        wanted = wanted_vector(dimensions, normalize, instruction, pooling, too_long)
         asks = embed_asks(iterable_prompts(prompts, "embed"), wanted)
         return embeddings_of(self.answer_each(asks))
 
@@ -472,6 +478,7 @@ class LLM(EngineClient):
         normalize: bool | None = None,
         instruction: str | None = None,
         pooling: str | None = None,
+        too_long: str = "error",
         prompt: str | None = None,
         resume: bool | Literal["anyway"] = False,
         overwrite: bool = False,
@@ -484,9 +491,9 @@ class LLM(EngineClient):
         """Makes a vector of each item of a corpus, as the command `embed`, and adds each to
         `output` as it finishes: NAME.parquet, .npy, .lance, .jsonl or .tar, see docs/embeddings.md.
 
-        dimensions, normalize, instruction, pooling: as for `embed`. prompt: the text of each item,
-        embedded with its media; of a corpus it may have columns. options: see EmbedArguments; the
-        other arguments are those of run_batch, and so are the errors.
+        dimensions, normalize, instruction, pooling, too_long: as for `embed`. prompt: the text of
+        each item, embedded with its media; of a corpus it may have columns. options: see
+        EmbedArguments; the other arguments are those of run_batch, and so are the errors.
         """
         from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.data.vectors.written import finish
@@ -495,7 +502,11 @@ class LLM(EngineClient):
         from .vector_asks import vector_asks
 
         asks = vector_asks(
-            dimensions=dimensions, normalize=normalize, instruction=instruction, pooling=pooling
+            dimensions=dimensions,
+            normalize=normalize,
+            instruction=instruction,
+            pooling=pooling,
+            too_long=too_long,
         )
         check_known("embed_batch", options, EmbedArguments, "report")
         fields = {**option_settings(options), "question": prompt, "asks": asks}
@@ -516,6 +527,7 @@ class LLM(EngineClient):
         similarity: str | None = None,
         instruction: str | None = None,
         column: str | None = None,
+        too_long: TooLong = "error",
     ) -> list[list[Found]]:
         """Returns the `top_k` items of files of vectors that are nearest to each query, the best
         first, exactly, as the command `search`.
@@ -524,7 +536,8 @@ class LLM(EngineClient):
         queries: prompts as for `embed`, such as texts and {"multimodal_data": {"image": path}}.
         similarity: "cosine" or "dot"; None: as the model's folder says. instruction: of the
         queries; None: the model's own for queries. column: of a table that embed_batch has not
-        written. Memory does not grow with the files.
+        written. too_long: of a query, as for `embed`, and told in the log. Memory does not grow
+        with the files.
 
         Raises ConfigError for vectors of another model, and RequestError for a query that cannot be
         embedded.
@@ -541,6 +554,7 @@ class LLM(EngineClient):
             similarity=similarity,
             instruction=instruction,
             column=column,
+            too_long=too_long,
         )
 
     def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:

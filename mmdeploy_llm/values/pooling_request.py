@@ -7,6 +7,7 @@ from typing import Literal
 
 What = Literal["vector", "token_vectors", "score", "likelihood"]
 Pooling = Literal["last", "cls", "mean"]
+TooLong = Literal["error", "cut", "chunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,12 @@ class PoolingRequest:
         token's state becomes the vector, the last or the first ("cls") one, or the mean of all.
         normalize: whether vectors have length 1. In what a caller asks, None means what the model's
         folder says; the intake fills it in.
-    dimensions: a vector is cut to its first ones, before it is normalised; None: all of it.
+    dimensions: a vector is cut to its first ones; None: all of it.
+    is_cut_last: whether a vector is normalised before it is cut, as sentence-transformers does it,
+        and not after. The intake says so where the caller does not ask for normalised vectors.
+    too_long: a text of more tokens than the model reads is an error, is cut to them, or is read in
+        windows of them, whose mean vector counts. num_windows: how many; the intake counts them.
+    notes: what of a text the model does not get as it is, in sentences, as the intake says it.
     num_skipped: tokens at the beginning that are no part of what is wanted: the mean, the vectors
         of tokens and the likelihood leave them out.
     label: the text whose likelihood after the prompt is wanted.
@@ -32,6 +38,10 @@ class PoolingRequest:
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    is_cut_last: bool = False
+    too_long: TooLong = "error"
+    num_windows: int = 1
+    notes: tuple[str, ...] = ()
     num_skipped: int = 0
     instruction: str | None = None
     label: str | None = None

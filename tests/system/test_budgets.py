@@ -105,7 +105,7 @@ def test_what_a_model_did_not_get_of_a_video_is_told(tmp_path, load_file):
     assert output.media_notes == (note,)
     words = ["-o", str(tmp_path / "out.jsonl"), "--no-report", "--max-tokens", "4"]
     done = CliRunner().invoke(app, ["caption", str(tmp_path / "cut.ts"), *words])
-    assert "1 record says what a model did not get of its media: media_notes" in done.output
+    assert "1 record says what a model did not get of its text or media: media_notes" in done.output
     [record] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert record["media_notes"] == [note]
 

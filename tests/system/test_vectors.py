@@ -104,9 +104,12 @@ def test_a_prompt_may_fill_the_whole_context(llm):
 
 def test_dimensions_normalisation_and_wrong_prompts(llm):
     (whole,) = llm.embed("the cat", use_tqdm=False, normalize=False)
-    (cut,) = llm.embed("the cat", use_tqdm=False, dimensions=8)
+    (cut,) = llm.embed("the cat", use_tqdm=False, dimensions=8, normalize=True)
     expected = whole.embedding[:8] / np.linalg.norm(whole.embedding[:8])
     np.testing.assert_allclose(cut.embedding, expected, atol=1e-6)
+    (first,) = llm.embed("the cat", use_tqdm=False, dimensions=8)  # as sentence-transformers
+    expected = whole.embedding[:8] / np.linalg.norm(whole.embedding)
+    np.testing.assert_allclose(first.embedding, expected, atol=1e-6)
     empty, fine, much, wrong = llm.embed(
         ["", "the cat", {"prompt": "a", "multimodal_data": {"image": "x.png"}}, [10**9]],
         use_tqdm=False,

@@ -108,7 +108,7 @@ def show_plugins(
     ctx: typer.Context, chosen: Given, *, as_json: bool, strict: bool, markdown: bool = False
 ) -> None:
     """Prints plugins. chosen: options of PluginChoice."""
-    from mmdeploy_llm.cli.terminal.output import make_console
+    from mmdeploy_llm.cli.terminal.output import print_table
 
     manager = _load(ctx, chosen)
     if as_json:
@@ -119,7 +119,7 @@ def show_plugins(
 
         typer.echo(table(manager))
     else:
-        make_console().print(_plugin_table(manager))
+        print_table(_plugin_table(manager))
     known = {failure for plugin in manager.plugins for failure in plugin.failures}
     for failure in manager.failures:
         if failure not in known and not as_json:

@@ -16,7 +16,7 @@ from mmdeploy_llm.cli.options.model import Engine, known_model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
 from mmdeploy_llm.cli.options.single import IsJson
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, engine_options, text_value
-from mmdeploy_llm.cli.options.vectors import Column, Instruction
+from mmdeploy_llm.cli.options.vectors import Column, Instruction, TooLong
 from mmdeploy_llm.errors import ConfigError
 
 from .reports import expanded
@@ -91,6 +91,7 @@ def search(
     report: Page = None,
     model: OwnModel = None,
     instruction: Instruction = None,
+    too_long: TooLong = "error",
     similarity: Similarity = None,
     column: Column = None,
     engine: Engine = None,
@@ -120,8 +121,8 @@ def search(
         prompt = {**({} if text is None else {"prompt": text}), **media}
         with open_llm(name, options) as llm:
             own = text_value("--instruction", instruction)
-            wish = {"similarity": similarity, "instruction": own}
-            (found,) = llm.search(opened, [prompt], top_k, **wish)
+            wish: dict[str, Any] = {"similarity": similarity, "too_long": too_long}
+            (found,) = llm.search(opened, [prompt], top_k, instruction=own, **wish)
     _show(found, opened, as_json=as_json)
     if report is not None:
         words = text or like or ", ".join(image or ())
@@ -143,14 +144,14 @@ def _like(opened: Vectors, item_id: str, top_k: int, similarity: str | None) -> 
 
 def _show(found: Sequence[Found], opened: Vectors, *, as_json: bool) -> None:
     """Prints what was found, and on stderr what was left out."""
-    from mmdeploy_llm.cli.terminal.output import hit_table, make_console, printable
+    from mmdeploy_llm.cli.terminal.output import hit_table, print_table, printable
 
     for words in opened.notes():
         typer.echo(printable(words), err=True)
     if as_json:
         typer.echo(json.dumps([own.to_dict() for own in found], ensure_ascii=False, indent=1))
         return
-    make_console().print(hit_table(found))
+    print_table(hit_table(found))
 
 
 def _write_page(

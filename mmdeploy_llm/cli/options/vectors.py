@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import typer
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.pooling_request import TooLong as Choice
 
 from .effort import EffortOptions
 from .estimate import EstimateOptions
@@ -25,6 +28,24 @@ Instruction = Annotated[
         metavar="TEXT",
         help="What the vectors are for: a text, @FILE, or the name of a prompt that the model's "
         "folder has, such as query.  [default: the model's own]",
+    ),
+]
+
+
+def _known_choice(given: str) -> str:
+    if given not in get_args(Choice):
+        names = ", ".join(get_args(Choice))
+        raise ConfigError(f"--too-long must be one of {names}, got {given!r:.40}")
+    return given
+
+
+TooLong = Annotated[
+    str,
+    typer.Option(
+        metavar="error|cut|chunk",
+        callback=_known_choice,
+        help="A text of more tokens than the model reads is an error, is cut to them, or is read "
+        "in windows (chunk), whose vectors' mean counts.",
     ),
 ]
 
@@ -54,12 +75,14 @@ class VectorOptions(Group):
             help="Cut vectors to their first N numbers, for models that were trained so.",
         ),
     ] = None
+    too_long: TooLong = "error"
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
             hidden=True,
-            help="Whether vectors have length 1.  [default: as the model's folder says]",
+            help="Whether vectors have length 1, also with --dimensions.  [default: as the "
+            "model's folder says, before they are cut, as sentence-transformers does it]",
         ),
     ] = None
     pooling: Annotated[
@@ -81,6 +104,7 @@ class VectorOptions(Group):
             normalize=self.normalize,
             instruction=text_value("--instruction", self.instruction),
             pooling=self.pooling,
+            too_long=self.too_long,
         )
         return {"question": text_value("--prompt", self.prompt), "asks": asks}
 

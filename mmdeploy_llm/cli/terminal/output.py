@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -53,6 +54,23 @@ def make_console(*, is_stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH_WITHOUT_TERMINAL)
     return console
+
+
+def print_table(table: Table) -> None:
+    """Prints a table: fitted to a terminal, and elsewhere a line for each row, whole, with tabs
+    between its cells, so that other programs can read it."""
+    console = make_console()
+    if console.is_terminal:
+        console.print(table)
+        return
+    columns = [map(_on_one_line, (column.header, *column.cells)) for column in table.columns]
+    for row in zip(*columns, strict=True):
+        typer.echo("\t".join(row))  # the console would write spaces for tabs
+
+
+def _on_one_line(cell: object) -> str:
+    """Returns a cell without line breaks and tabs: those of several lines stand between "; "."""
+    return "; ".join(" ".join(line.split()) for line in str(cell).splitlines())
 
 
 def printable(text: str) -> str:
@@ -102,7 +120,7 @@ def caption_table(records: Sequence[Record]) -> Table:
 def hit_table(found: Sequence[Found]) -> Table:
     """Builds a table of what a search has found: rank, score, item, and the start of its text."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("item", overflow="fold")
     if has_text := any(own.record.prompt for own in found):

@@ -20,7 +20,7 @@ from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.messages import Prompt, Prompts
 from mmdeploy_llm.values.outputs.pooled import ClassifyOutput, EmbeddingOutput, ScoreOutput
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
-from mmdeploy_llm.values.pooling_request import Pooling
+from mmdeploy_llm.values.pooling_request import Pooling, TooLong
 
 
 class AsyncVectors(EngineClient):
@@ -35,9 +35,10 @@ class AsyncVectors(EngineClient):
         normalize: bool | None = None,
         instruction: str | None = None,
         pooling: Pooling | Literal["tokens"] | None = None,
+        too_long: TooLong = "error",
     ) -> list[EmbeddingOutput]:
         """Returns the vector of each prompt, in their order; see LLM.embed."""
-        wanted = wanted_vector(dimensions, normalize, instruction, pooling)
+        wanted = wanted_vector(dimensions, normalize, instruction, pooling, too_long)
         asks = list(embed_asks(as_prompts(prompts), wanted))
         return [embedding_of(output) for output in await self._answered(asks)]
 

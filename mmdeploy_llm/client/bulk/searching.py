@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdeploy_llm.batch.engine import describe_engine
 from mmdeploy_llm.client.arguments import as_prompts
+from mmdeploy_llm.client.embedding import wanted_vector
 from mmdeploy_llm.data.vectors.opened import Vectors
 from mmdeploy_llm.data.vectors.origin import origin_of
 from mmdeploy_llm.data.vectors.search import Found, Names, open_vectors, search
@@ -20,7 +23,9 @@ from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.values.options.config import EngineConfig
 from mmdeploy_llm.values.outputs.pooled import PooledOutput
 from mmdeploy_llm.values.params import SamplingParams
-from mmdeploy_llm.values.pooling_request import PoolingRequest
+from mmdeploy_llm.values.pooling_request import PoolingRequest, TooLong
+
+logger = logging.getLogger(__name__)
 
 
 def search_vectors(
@@ -34,16 +39,18 @@ def search_vectors(
     similarity: str | None,
     instruction: str | None,
     column: str | None,
+    too_long: TooLong,
 ) -> list[list[Found]]:
     """Returns the items that are nearest to each query, see LLM.search. config, rules: the options
     of the model that embeds the queries, and how its folder says that it is used."""
+    wanted_vector(None, None, None, None, too_long)  # a wrong choice is told first
     opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
     wanted = PoolingRequest(instruction=instruction or rules.query_prompt)
     if opened.configurations:  # of others nobody says how they were made
         origin = origin_of(opened)
         origin.check(describe_engine(config).values)
         wanted = origin.query(wanted.instruction)
-    found = _vectors_of(llm, queries, wanted)
+    found = _vectors_of(llm, queries, replace(wanted, too_long=too_long))
     chosen = similarity or ("dot" if rules.similarity == "dot" else "cosine")
     return search(opened, found, top_k, similarity=chosen)
 
@@ -63,5 +70,7 @@ def _vectors_of(
             vector = output.vector if isinstance(output, PooledOutput) else None
             if vector is None:
                 raise RequestError(f"the query cannot be embedded: {output.error_msg}")
+            for note in output.media_notes:
+                logger.warning("query %d: %s", answer.ask.item + 1, note)
             found[answer.ask.item] = vector
     return [found[number] for number in range(len(asks))]

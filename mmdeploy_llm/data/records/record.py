@@ -156,7 +156,7 @@ class Record:
         "last",
     )
     media_notes: tuple[str, ...] = row(
-        "what of its media the model did not get as it is, or what was a guess, in sentences",
+        "what of its text or media the model did not get as it is, or what was a guess",
         (),
         JSON,
     )

@@ -124,7 +124,11 @@ def pooled_output(update: TokenUpdate) -> PooledOutput | None:
     failure = update.failure or FAILURES.get(reason)
     code = OK if failure is None else failure.code
     message = None if failure is None else failure.message
-    completion = CompletionOutput(finish_reason=reason, error_code=code, error_msg=message)
+    completion = CompletionOutput(
+        index=request.index, finish_reason=reason, error_code=code, error_msg=message
+    )
+    own, of_media = request.wanted, media_fields(request)
+    notes = (*(() if own is None else own.notes), *of_media["media_notes"])
     return PooledOutput(
         request_id=request.request_id,
         prompt=request.prompt,
@@ -134,8 +138,9 @@ def pooled_output(update: TokenUpdate) -> PooledOutput | None:
         finished=True,
         metrics=metrics_of(request),
         num_cached_tokens=request.num_cached_tokens,
-        **media_fields(request),
+        **{**of_media, "media_notes": notes},
         error_code=code,
         error_msg=message,
         vector=update.vector,
+        wanted=own,
     )

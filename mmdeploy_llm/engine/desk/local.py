@@ -269,6 +269,8 @@ class LocalDesk(LocalAdapters):
             self._finish(held.number, error)
         elif held.number in self._held:  # else it was aborted meanwhile
             held.request_ids = {request.request_id for request in requests}
+            if (ticket := held.ticket()) is not None:
+                ticket.num_requests = len(requests)
             for request in requests:
                 self._requests[request.request_id] = held
                 self.engine.add(request)

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TypeVar
 
 from mmdeploy_llm.errors import OK
+from mmdeploy_llm.values.outputs.pooled import PooledOutput
 from mmdeploy_llm.values.outputs.request_output import Completions, RequestMetrics, RequestOutput
 
 T = TypeVar("T")
@@ -19,6 +20,8 @@ def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
     first = outputs[0]
     if len(outputs) == 1:
         return first
+    if isinstance(first, PooledOutput):
+        return _of_windows([own for own in outputs if isinstance(own, PooledOutput)])
     completions = Completions(completion for output in outputs for completion in output.outputs)
     return replace(
         first,
@@ -26,6 +29,23 @@ def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
         metrics=_metrics([output.metrics for output in outputs]),
         error_code=next((each.error_code for each in completions if not each.is_ok), OK),
         error_msg=_message(completions),
+    )
+
+
+def _of_windows(outputs: Sequence[PooledOutput]) -> PooledOutput:
+    """Returns the output of a text that was read in windows, the error of one that failed."""
+    from mmdeploy_llm.layers.pooling.lengths import of_windows  # imports numpy
+
+    first = next((own for own in outputs if not own.is_ok), outputs[0])
+    vectors = [own.vector for own in outputs if own.vector is not None]
+    if not first.is_ok or first.wanted is None or len(vectors) < len(outputs):
+        return replace(first, vector=None)
+    return replace(
+        first,
+        prompt_token_ids=list(chain.from_iterable(own.prompt_token_ids for own in outputs)),
+        num_cached_tokens=sum(own.num_cached_tokens for own in outputs),
+        metrics=_metrics([own.metrics for own in outputs]),
+        vector=of_windows(vectors, [len(own.prompt_token_ids) for own in outputs], first.wanted),
     )
 
 

@@ -59,6 +59,7 @@ class Ticket:
         self._changed = threading.Condition(threading.Lock())
         self._unread: dict[tuple[int, bool], list[RequestOutput]] = {}  # by completion and is_ok
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
+        self.num_requests = ask.params.n  # that the engine computes for it
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
     @cached_property
@@ -102,10 +103,10 @@ class Ticket:
         ask, ended = self.ask, self._ended
         for completion in output.outputs if output.finished else ():
             ended.setdefault(completion.index, output)
-        is_last = len(ended) == ask.params.n
+        is_last = len(ended) == self.num_requests
         if output.is_ok or not ask.stream:  # an error may repeat the tokens of earlier deltas
             self.generated_length += sum(len(each.token_ids) for each in output.outputs)
-        if is_last and not ask.stream and len(output.outputs) < ask.params.n:
+        if is_last and not ask.stream and len(output.outputs) < self.num_requests:
             output = merged([ended[index] for index in sorted(ended)])
         if output.request_id != self.request_id:
             output = replace(output, request_id=self.request_id)
@@ -126,7 +127,7 @@ class Ticket:
     def end(self, error: Exception) -> None:
         """Ends the completions that have not ended as errors. Called by the desk."""
         self.error = error
-        for index in range(self.ask.params.n):
+        for index in range(self.num_requests):
             if index not in self._ended:
                 self.put(refusal(self.ask, self.request_id, index, error))
 

@@ -131,14 +131,13 @@ class Intake:
         """
         begun = self._wanting.begin(prompt, params, wanted, number, where, deadline)
         rendered, expanded = self._read(begun, deadline)
-        wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(
+            wanted=self._wanting.labelled(begun.wanted, expanded.ids),  # first: it adds ids
             request_id=self._new_request_id() if request_id is None else request_id,
             prompt=rendered.text if rendered.pieces else None,
             item=prompt if item is None else item,
             prompt_token_ids=expanded.ids,
             params=expanded.params(begun.params(len(expanded.ids))),
-            wanted=wanted,
             token_types=rendered.token_types,
             eos_token_ids=self._text.eos_token_ids,
             media=expanded.spans if adapter is None else encoded_by(adapter, expanded.spans),
@@ -154,7 +153,8 @@ class Intake:
             arrival_time=begun.arrival_time,
             preprocess_end_time=time.time(),
         )
-        return tuple(self._sample(request, index) for index in range(params.n))
+        each = enumerate(begun.windows or [expanded.ids] * params.n)
+        return tuple(self._sample(request, *own) for own in each)
 
     def _read(self, begun: Begun, deadline: Deadline | None) -> tuple[Rendered, Expanded]:
         """Renders a prompt, checks its length, and writes its media into it."""
@@ -213,14 +213,15 @@ class Intake:
             )
         return find_boxes(text, self._rules.box_rule, found[0].size, found[0].shown, rendered.text)
 
-    def _sample(self, request: Request, index: int) -> Request:
-        """Returns one of the n requests of a prompt."""
+    def _sample(self, request: Request, index: int, ids: list[int]) -> Request:
+        """Returns one of the n requests of a prompt, or of its windows."""
         assert request.params.seed is not None
         seed = sample_seed(request.params.seed, index)
         return replace(
             request,
             request_id=f"{request.request_id}-{index}" if index else request.request_id,
             index=index,
+            prompt_token_ids=ids,
             params=request.params.model_copy(update={"seed": seed}),
             output_token_ids=[],
             block_ids=[],

@@ -20,6 +20,7 @@ from mmdeploy_llm.values.pooling_request import PoolingRequest
 from mmdeploy_llm.values.prompt import ChatMessage, MediaPart, Part, PromptParts, TextPart
 
 from .defaults import ParamsResolver
+from .fitting import Ids, long_text
 from .placeholders import Placeholders
 from .prompts import PromptReader
 from .tokenizer import PromptTokenizer
@@ -41,6 +42,7 @@ class Begun:
     wanted: PoolingRequest | None
     params: Callable[[int], SamplingParams]
     arrival_time: float
+    windows: tuple[list[int], ...] = ()  # ids of a text that is read in several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,37 @@ class Wanting:
         else:
             parts, wanted = self.read(prompt, self.resolved(wanted, params), where, deadline)
             resolve = partial(self.sized, params)
-        return Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
+        begun = Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
+        return self._fitting(begun, wanted) if wanted and wanted.too_long != "error" else begun
+
+    def _fitting(self, begun: Begun, wanted: PoolingRequest) -> Begun:
+        """Returns the prompt of a text cut to the tokens that the model reads, or in windows."""
+        if begun.parts.text is None or begun.parts.pair is not None or begun.parts.media:
+            return begun
+        prefix, suffix = map(self._cased, self._rules.around(wanted.instruction))
+        whole, most = begun.parts.text or "", self._abilities.text_length or self._max_tokens
+        text = whole.removeprefix(prefix).removesuffix(suffix)
+        found = long_text(self._tokenizer, prefix, text, suffix, most)
+        if found is None:
+            return begun
+        count = len(found.before) + len(found.body) + len(found.after)
+        told = f"the text has {count} tokens and the model reads {most}: "
+        if wanted.too_long == "chunk":
+            windows = tuple(list(self._padded(own)) for own in found.windows())
+            return replace(
+                begun,
+                parts=replace(begun.parts, text=None, ids=tuple(windows[0])),
+                wanted=replace(
+                    wanted,
+                    num_windows=len(windows),
+                    notes=(f"{told}its vector is the mean of {len(windows)} windows",),
+                ),
+                windows=windows,
+            )
+        ids = found.cut(at_start=self._tokenizer.raw.truncation_side == "left")
+        parts = replace(begun.parts, text=None, ids=ids)
+        notes = (f"{told}{count - len(ids)} were cut",)
+        return replace(begun, parts=parts, wanted=replace(wanted, notes=notes))
 
     def check_text(self) -> None:
         """Raises RequestError unless the model generates text."""
@@ -128,12 +160,14 @@ class Wanting:
             raise RequestError("this model scores pairs and gives no vectors; call LLM.rerank")
         pooling = wanted.pooling or rules.pooling or own.pooling or "last"
         what = wanted.what or ("token_vectors" if pooling == "tokens" else "vector")
+        dimensions = wanted.dimensions or rules.dimensions
         return replace(
             wanted,
             what=what,
             pooling="last" if pooling == "tokens" else pooling,
             normalize=rules.normalize if wanted.normalize is None else wanted.normalize,
-            dimensions=wanted.dimensions or rules.dimensions,
+            dimensions=dimensions,
+            is_cut_last=wanted.normalize is None and dimensions is not None,
             instruction=own.instruction_of(wanted),
         )
 
@@ -191,9 +225,15 @@ class Wanting:
         text = self._cased(prefix + self._marked(parts) + suffix)
         parts, length = replace(parts, text=text), self._abilities.text_length
         if length is not None:
-            own, padding = self._tokenizer.encode_prompt(text), self._tokenizer.raw.pad_token_id
-            parts = replace(parts, text=None, ids=(*own, *[padding] * (length - len(own))))
+            own = self._tokenizer.encode_prompt(text)
+            if wanted.too_long == "error" or len(own) <= length:
+                parts = replace(parts, text=None, ids=self._padded(own))
         return parts, replace(wanted, num_skipped=skipped)
+
+    def _padded(self, ids: Sequence[int]) -> Ids:
+        """Returns ids with padding to the length that the model's texts have, if they have one."""
+        missing = (self._abilities.text_length or 0) - len(ids)
+        return (*ids, *[self._tokenizer.raw.pad_token_id] * missing)
 
     def _read(self, prompt: Any, where: str = "", deadline: Deadline | None = None) -> PromptParts:
         parts = self._prompts.read(prompt, where, deadline)

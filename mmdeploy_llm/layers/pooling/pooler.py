@@ -23,11 +23,10 @@ from mmdeploy_llm.values.plan import RequestFailure
 from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .heads import ACTIVATIONS
+from .lengths import Floats, normalized, shaped
 from .rules import NO_RULES, EmbeddingRules
 
-MIN_NORM = 1e-12
 MAX_LOGITS = 256  # rows of logits at once: those of a whole step would take gigabytes
-Floats = NDArray[np.float32]
 OfRows = Callable[[Tensor], AbstractContextManager[object]]
 
 
@@ -256,8 +255,6 @@ def _finished(value: Floats, wanted: PoolingRequest) -> Floats | RequestFailure:
     if wanted.dimensions is not None and wanted.dimensions > size:
         words = f"dimensions = {wanted.dimensions}, but the model's vectors have {size}; lower it"
         return RequestFailure(code=400, message=words)
-    cut = np.ascontiguousarray(value[..., : wanted.dimensions])
-    if wanted.normalize:
-        norms = np.linalg.norm(cut, axis=-1, keepdims=True)
-        cut = cut / np.maximum(norms, MIN_NORM).astype(np.float32)
-    return cut
+    if wanted.num_windows > 1:  # their mean is cut
+        return normalized(value) if wanted.normalize else value
+    return shaped(value, wanted)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.errors import OK
+from mmdeploy_llm.values.pooling_request import PoolingRequest
 from mmdeploy_llm.values.text.signatures import brief
 from mmdeploy_llm.values.text.spelling import naming_elsewhere
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PooledOutput(RequestOutput):
     """The engine's output of a request that wants no text. vector: [size] or [tokens, size], or
-    [labels] of a score; None with an error."""
+    [labels] of a score; None with an error. wanted: how it was made."""
 
     vector: NDArray[np.float32] | None = None
+    wanted: PoolingRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -38,6 +40,7 @@ class _Pooled:
     num_input_image_tokens: int = 0
     num_input_video_tokens: int = 0
     num_cached_tokens: int = 0
+    media_notes: tuple[str, ...] = ()
     metrics: RequestMetrics
     error_code: int = OK
     error_msg: str | None = None
@@ -88,6 +91,7 @@ class EmbeddingOutput(_Pooled):
     item: the object that the caller passed in, without its pixels.
     prompt_token_ids: the ids that the model read, media placeholders included.
     num_cached_tokens: prompt tokens that were found in the prefix cache.
+    media_notes: what of the text and its media the model did not get as it is, in sentences.
     error_code: 200 means success; otherwise `error_msg` says what went wrong.
     """
 

@@ -56,6 +56,12 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_an_item_is_searched_for_without_a_model(stored: str) -> None:
     lines = run("search", stored, "--like", "c", "-k", "2").stdout.splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["d", "b"]
+    table = [line.split("\t") for line in lines]
+    assert table[0] == ["rank", "score", "item"]
+    assert [row[0] for row in table[1:]] == ["1", "2"]
+    assert [float(row[1]) for row in table[1:]] == pytest.approx(
+        [np.cos(0.02), np.cos(1.45)], abs=1e-4
+    )
     found = json.loads(run("search", stored, "--like", "a", "--json").stdout)
     assert [own["id"] for own in found] == ["b", "c", "d", "e"]
     run("search", stored, "--like", "a", "--report", "page.html")
@@ -91,6 +97,11 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
         (("embed", "v.npy", "-o", "v.csv"), ""),
         (("embed",), "give INPUT"),
         (("embed", "x.jsonl", "--pooling", "max"), "pooling must be one of"),
+        (("embed", "x.jsonl", "--too-long", "no"), "--too-long must be one of error, cut, chunk"),
+        (
+            ("search", "v.npy", "a", "--too-long", "no"),
+            "--too-long must be one of error, cut, chunk",
+        ),
     ],
 )
 def test_mistakes_are_told(stored: str, words: tuple[str, ...], said: str) -> None:

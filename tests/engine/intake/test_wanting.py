@@ -29,7 +29,9 @@ def accept(make_intake):
 def test_what_is_wanted_is_filled_in_by_the_model(accept):
     assert accept("a").wanted == PoolingRequest(what="vector", pooling="last", normalize=True)
     own = accept("a", pooling="mean", normalize=False, dimensions=8).wanted
-    assert own == PoolingRequest(what="vector", pooling="mean", normalize=False, dimensions=8)
+    assert own == PoolingRequest(
+        what="vector", pooling="mean", normalize=False, dimensions=8, is_cut_last=True
+    )
     assert accept("a", pooling="tokens").wanted.what == "token_vectors"
     asked = PoolingRequest(what="vector", pooling="cls", normalize=True, dimensions=4)
     assert accept("a", asked, pooling="mean", normalize=False, dimensions=8).wanted == asked
