@@ -129,7 +129,9 @@ class Scoring:
                 _ask({"query": one, "document": two}, wanted, item=two) for one, two in pairs
             ]
         elif abilities.gives_vectors:
-            of_query = PoolingRequest(instruction=instruction or self._rules.query_prompt)
+            of_query = PoolingRequest(
+                instruction=self._rules.query_prompt if instruction is None else instruction
+            )
             of_document = PoolingRequest(instruction=self._rules.document_prompt)
             self.asks = [
                 *(_ask(one, of_query) for one in queries),

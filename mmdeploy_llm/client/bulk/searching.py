@@ -45,7 +45,7 @@ def search_vectors(
     of the model that embeds the queries, and how its folder says that it is used."""
     wanted_vector(None, None, None, None, too_long)  # a wrong choice is told first
     opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
-    wanted = PoolingRequest(instruction=instruction or rules.query_prompt)
+    wanted = PoolingRequest(instruction=rules.query_prompt if instruction is None else instruction)
     if opened.configurations:  # of others nobody says how they were made
         origin = origin_of(opened)
         origin.check(describe_engine(config).values)
