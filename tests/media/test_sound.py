@@ -19,6 +19,7 @@ import torch
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import SoundDecoder
+from mmdeploy_llm.media.sound.headers.appended import files_in
 from mmdeploy_llm.media.sound.headers.ogg import links
 from mmdeploy_llm.media.sound.headers.riff import corrected
 from tests.media.sound_files import RATE, encoded, floats, noise, wav, wav16
@@ -322,6 +323,76 @@ def test_the_links_of_an_ogg_chain_are_decoded_each_for_itself(decoder):
     assert len(found) == 3 * rate
     assert [link.num_lost for link in links(b"".join(ogg) + b"OggS")] == [0, 0, 0]
     assert [link.blob for link in links(b"no pages")] == [b"no pages"]
+
+
+LOSSLESS = {"w64": "pcm_s16le", "aiff": "pcm_s16be", "mov": "pcm_s16le"}
+
+
+@pytest.mark.parametrize("name", ["wav", "RF64", *LOSSLESS])
+def test_files_that_were_written_into_one_are_all_heard(decoder, name):
+    """As by `cat a.wav b.wav c.wav`; FFmpeg reads the first."""
+    pieces = [noise(seconds, seed=at) for at, seconds in enumerate((1, 0.5, 2))]
+    if name in LOSSLESS:
+        files = [encoded(piece, LOSSLESS[name], name) for piece in pieces]
+    else:
+        files = [wav16(piece) for piece in pieces]
+    if name == "RF64":
+        files = [_as_rf64(file) for file in files]
+    found = read(decoder, b"".join(files))
+    assert np.array_equal(found, np.concatenate([floats(piece) for piece in pieces]))
+    told = "3 recordings stand in it, one after the other: all are heard"
+    assert notes(decoder, b"".join(files)) == (told,)
+    assert notes(decoder, files[0]) == ()
+
+
+def _as_rf64(file):
+    """Returns a WAV file with its sizes where RF64 has them (EBU Tech 3306)."""
+    riff, data = len(file) + 28, len(file) - 44
+    sizes = struct.pack("<QQQI", riff, data, data // 2, 0)
+    head = b"RF64" + b"\xff" * 4 + b"WAVEds64" + struct.pack("<I", len(sizes)) + sizes
+    return head + file[12:40] + b"\xff" * 4 + file[44:]
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"),
+    [("aac", "ipod"), ("aac", "mp4"), ("aac", "flv"), ("libmp3lame", "flv")],
+)
+def test_lossy_files_that_were_written_into_one_are_all_heard(decoder, codec, container):
+    rate = 22050  # FLV has no other
+    files = [encoded(noise(1, rate=rate, seed=at), codec, container, rate) for at in range(2)]
+    found = read(decoder, b"".join(files), rate)
+    assert np.array_equal(found, np.concatenate([read(decoder, each, rate) for each in files]))
+    assert len(found) >= 2 * rate
+
+
+def test_files_in_one_may_differ_in_rate_and_channels(decoder):
+    files = [wav16(noise(1)), wav16(noise(1, channels=2, rate=8000), 8000)]
+    assert len(read(decoder, b"".join(files))) == 2 * RATE
+
+
+def test_one_file_is_not_divided():
+    """Bytes of another file in samples, tags and pictures, and sizes that nobody knows."""
+    inner = wav16(noise(0.1))
+    film = encoded(SAMPLES, "aac", "mp4", muxing={"movflags": "frag_keyframe+empty_moov"})
+    moov = b"\0\0\0\x08moov"
+    for name, blob in (
+        ("wav", wav(inner)),
+        ("wav", wav(b"", chunks=b"LIST" + struct.pack("<I", len(inner)) + inner)),
+        ("wav", wav16(SAMPLES) + b"TAG" + inner),
+        ("wav", b"RIFF\xff\xff\xff\xff" + inner[8:] + inner),
+        ("wav", b"RIFF\0\0\0\0" + inner[8:] + inner),
+        ("wav", wav16(SAMPLES) + inner[:4] + inner[4:8] + b"AVI " + inner[12:]),
+        ("w64", b"riff" + bytes(40)),
+        ("aiff", b"FORM\0\0"),
+        ("mp4", film),
+        ("mp4", film + film[:24]),
+        ("mp4", moov + b"\0\0\0\x08ftyp"),
+        ("mp4", moov + bytes(64)),
+        ("flv", b"FLV\x01" + bytes(3)),
+        ("flv", b"FLV\x01\x04\0\0\0\x09" + bytes(100)),
+        ("mp3", wav16(SAMPLES) * 2),
+    ):
+        assert files_in(blob, name) == (blob,), (name, blob[:16])
 
 
 def test_damaged_pages_of_ogg_are_counted(decoder):

@@ -123,6 +123,21 @@ def one_window_of_transformers(model: str, spoken: list[Spoken]) -> list[list[in
     return found
 
 
+def clips_of_faster_whisper(model: str, spoken: list[Spoken], *, is_filled: bool) -> list[str]:
+    """Returns the texts of sounds, each alone, at temperature 0. is_filled: with digital silence
+    up to half a minute; faster-whisper itself fills features with zeros, which are no silence."""
+    from faster_whisper import WhisperModel
+
+    whisper = WhisperModel(str(folder_of(model)), device="cpu", compute_type="float32")
+    found = []
+    for each in spoken:
+        rest = 30 * RATE - len(each.samples) if is_filled else 0
+        samples = np.pad(each.samples, (0, rest))
+        segments, _ = whisper.transcribe(samples, beam_size=1, language="en", temperature=0.0)
+        found.append(" ".join(segment.text.strip() for segment in segments))
+    return found
+
+
 def text_of(model: str, ids: list[int]) -> str:
     """Returns tokens as text, without times."""
     from transformers import WhisperTokenizerFast

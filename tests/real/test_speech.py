@@ -30,6 +30,18 @@ def test_one_window_is_that_of_transformers(model):
     assert [said(ids) for ids in ours] == [said(ids) for ids in theirs]
 
 
+@pytest.mark.parametrize("model", speech.MODELS)
+def test_faster_whisper_hears_the_same_once_clips_are_filled_with_silence(model):
+    """Of eleven short clips it hears three or four otherwise than transformers and this engine."""
+    spoken = [*speech.sentences(), *speech.commands()]
+    prompt = "<|timestamps|><|en|>" if model == "whisper-base" else "<|timestamps|>"
+    ours = [speech.text_of(model, ids) for ids in speech.one_window(model, spoken, prompt)]
+    ours = [text.strip() for text in ours]
+    assert speech.clips_of_faster_whisper(model, spoken, is_filled=True) == ours
+    alone = speech.clips_of_faster_whisper(model, spoken, is_filled=False)
+    assert sum(one != two for one, two in zip(alone, ours, strict=True)) in (3, 4)
+
+
 @pytest.mark.parametrize(("model", "floor"), [("whisper-tiny-en", 4), ("whisper-base", 4)])
 def test_sentences_are_heard(model, floor):
     """So many wrong words at most of 63 in the sentences of the audio book."""

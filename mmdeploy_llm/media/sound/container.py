@@ -123,6 +123,7 @@ class _Block:
 def _mono(blob: bytes, name: str, read: Tally, mixer: Mixer, most: float) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
     for link in parts_of(blob, name):
+        read.num_files += 1
         read.num_damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):

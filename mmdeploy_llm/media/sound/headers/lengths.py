@@ -3,9 +3,10 @@ what FFmpeg reads as a file each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 
+from .appended import files_in
 from .chunks import Link, whole
 from .formats import after_tags
 from .ogg import links
@@ -47,12 +48,14 @@ def _states_length(blob: bytes, name: str) -> bool:
     return VBRI in frame
 
 
-def parts_of(blob: bytes, name: str) -> Iterable[Link]:
-    """Returns the parts of a file, in order. name: FFmpeg's of its format."""
+def parts_of(blob: bytes, name: str) -> Iterator[Link]:
+    """Yields the parts of a file, in order. name: FFmpeg's of its format."""
     if name == "ogg":
-        return links(blob)
-    found = whole(blob)
-    if name == "wav":
-        stated = stated_by_riff(found.blob)
-        return (replace(found, blob=corrected(found.blob), stated=stated),)
-    return (found,)
+        yield from links(blob)
+        return
+    for own in files_in(blob, name):
+        found = whole(own)
+        if name == "wav":
+            stated = stated_by_riff(found.blob)
+            found = replace(found, blob=corrected(found.blob), stated=stated)
+        yield found

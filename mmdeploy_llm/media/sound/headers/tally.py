@@ -19,7 +19,7 @@ class Tally:
     that the header says, 0 where it does not. share: see chunks.Link. tracks: languages of the
     sound tracks; track: the one that is read. clocks: of its parts. lost: seconds of damaged
     packets of files without times, in whose places silence stands; position: seconds before the
-    next frame of such a file.
+    next frame of such a file. num_files: that stand in the file one after the other.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Tally:
     lost: float = 0.0
     position: float = 0.0
     share: float = 1.0
+    num_files: int = 0
 
     def lost_until(self, seconds: float) -> float:
         """Returns the time of a frame of so many seconds in a file whose packets have none: after
@@ -55,6 +56,8 @@ class Tally:
 
     def notes(self) -> Iterator[str]:
         """Yields what a listener should know of a file that was read to its end."""
+        if self.num_files > 1 and self.name != "ogg":
+            yield f"{self.num_files} recordings stand in it, one after the other: all are heard"
         if len(self.tracks) > 1:
             yield (
                 f"heard is sound track {self.track + 1} of {len(self.tracks)} "
