@@ -30,7 +30,7 @@ class WeightFormat:
         formats have products of their own, S8Weight (kernels/cpu/products.py) and Int8Rows
         (kernels/cuda/int8.py), the only ones that round activations on CUDA too. The others are
         CodedPanels (kernels/cpu/coded.py) and CudaCodes (kernels/cuda/codes.py).
-    activation_bits: of the rows of x in products, with a scale for every 128 values on a CPU; None:
+    activation_bits: of the rows of x in products, with a scale for every 64 values on a CPU; None:
         x stays as it is.
     on_cuda: the format that a GPU takes instead; None: this one. Products on CUDA round the rows of
         x only where weights have a scale for each row, so that a model in 4 bits has nothing of it.
