@@ -110,7 +110,7 @@ def test_sums_equal_the_inputs(tmp_path):
         LLM(str(plain), **options) as llm,
     ):
         (first, *_) = windows(llm.model, [file], GroupRounder(scheme))
-        site = next(own for own in first if own.name.endswith("0.self_attn.qkv_proj.weight"))
+        site = next(own for own in first.sites if own.name.endswith("0.self_attn.qkv_proj.weight"))
         calibrate._stop_recording(llm.model)
         ids = [5, 9, 200, 31, 7]
         sample = samples.Sample(prompt={"prompt_token_ids": ids}, start=2)
