@@ -43,17 +43,13 @@ class Rounded:
     squared_error: float
 
 
-def round_groups(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> Rounded:
+def round_groups(weight: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k], finite floats of any dtype; groups divide k. In 4 bits each group's
-    range is cut where that makes its squared error smaller.
-
-    importance: [k], what the squared error of each column counts; then both ends of a range are
-    cut, each by a part of its own, which no kernel does."""
+    range is cut where that makes its squared error smaller."""
     n, k = weight.shape
     size = min(scheme.group_size, k)
-    counts = None if importance is None else importance.view(-1, size)
     parts = [
-        _round_block(block.float().view(-1, k // size, size), scheme, counts)
+        _round_block(block.float().view(-1, k // size, size), scheme)
         for block in torch.split(weight, max(1, BLOCK_VALUES // k))
     ]
     codes, scales, zeros, errors = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -66,20 +62,22 @@ def round_groups(weight: Tensor, scheme: Scheme, importance: Tensor | None = Non
     )
 
 
-def _round_block(
-    w: Tensor, scheme: Scheme, counts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rounds groups [n, G, size]: codes, scales, zeros and squared errors float64 [n, G]. counts:
-    [G, size], what the errors of columns count."""
-    scales, zeros = best_ranges(w, scheme, counts)
+def _round_block(w: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rounds groups [n, G, size]: codes, scales, zeros and squared errors float64 [n, G]."""
+    scales, zeros = best_ranges(w, scheme)
     codes, values = _round_range(w, scales, zeros, scheme.bits)
     errors = (values - w).square().sum(-1, dtype=torch.float64)
     return codes.to(torch.uint8), scales, zeros.to(torch.uint8), errors
 
 
-def best_ranges(w: Tensor, scheme: Scheme, counts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the scales, bfloat16, and zeros, float, of groups [n, G, size]; see `round_groups`.
-    counts: [G, size], or [n, G, size] where rows differ."""
+def best_ranges(
+    w: Tensor, scheme: Scheme, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns the scales, bfloat16, and zeros, float, [n, G] of groups [n, G, size].
+
+    counts: [G, size], or [n, G, size] where rows differ: how much the squared error of a column
+    counts. Then each end of a range is cut by a part of its own, where zeros are not symmetric.
+    """
     low, high = w.amin(-1).clamp(max=0), w.amax(-1).clamp(min=0)
     scales, zeros = _ranges(low[..., None], high[..., None], scheme, searches=counts is not None)
     if scales.shape[-1] == 1:

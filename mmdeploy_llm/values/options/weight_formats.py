@@ -71,7 +71,7 @@ FORMATS = _table(
         elsewhere="int8",
         tied_head="int8a8",
         transformers=None,
-        kept=92,
+        kept=93,
         summary="8 bits by row, activations too",
     ),
     WeightFormat(
@@ -113,7 +113,7 @@ FORMATS = _table(
         activation_bits=8,
         elsewhere="int8a8",
         tied_head="int8a8",
-        kept=92,
+        kept=94,
         summary="8 bits, activations too",
     ),
     WeightFormat(
@@ -129,6 +129,7 @@ FORMATS = _table(
 )
 KEPT = MappingProxyType({name: row.kept for name, row in FORMATS.items()})
 KEPT_BY_KV_CACHE = MappingProxyType({"int4": 78})  # the same of kv_cache_dtype
+BUILT_IN = "builtin"  # what to calibrate with: the prompts that come with this package
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
 
 if TYPE_CHECKING:
