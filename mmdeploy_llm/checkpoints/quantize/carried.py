@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from mmdeploy_llm.caches import SharedKV, layer_caches
-from mmdeploy_llm.layers.decoder import CausalLM
+from mmdeploy_llm.layers.decoder import CausalLM, Decoder
 
 # A layer's `forward`: (x, residual, step) -> (output, residual), as DecoderLayer's.
 Forward = Callable[[Tensor, Tensor | None, Any], tuple[Tensor, Tensor | None]]
@@ -30,13 +30,15 @@ class Carried:
     """The hidden states of all prompts at the entry of one layer. Every pass must have the same
     prompts in the same order. Memory: x and residual of each token, in the model's dtype.
 
-    A model of several decoders, or one whose layers read keys and values that others have stored,
-    carries nothing: its passes begin at the embeddings.
+    A model whose layers read keys and values that others have stored carries nothing: its passes
+    begin at the embeddings. Of several decoders, or one that runs its layers in a loop of its own,
+    all layers are computed in each pass.
     """
 
     def __init__(self, model: Any) -> None:
         decoders = [module.model for module in model.modules() if isinstance(module, CausalLM)]
-        self._layers = list(decoders[0].layers) if len(decoders) == 1 else []
+        is_one = len(decoders) == 1 and _has_plain_loop(decoders[0])
+        self._layers = list(decoders[0].layers) if is_one else []
         self._can_carry = not any(isinstance(own, SharedKV) for own in layer_caches(model))
         self._at = 0
         self._states: deque[tuple[Tensor, Tensor | None]] = deque()
@@ -83,6 +85,12 @@ class Carried:
     ) -> tuple[Tensor, Tensor | None]:
         self._next.append((x.clone(), None if residual is None else residual.clone()))
         return own(x, residual, step)
+
+
+def _has_plain_loop(decoder: Any) -> bool:
+    """Whether layers are called as Decoder calls them."""
+    own = type(decoder)
+    return own.forward is Decoder.forward and own._compute is Decoder._compute
 
 
 def _skip(x: Tensor, residual: Tensor | None, step: Any) -> tuple[Tensor, Tensor | None]:

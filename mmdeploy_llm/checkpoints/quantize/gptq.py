@@ -78,8 +78,8 @@ def _round_columns(
 
 
 def factor_of(moments: Tensor) -> Tensor:
-    """Returns the upper Cholesky factor of the inverse of the damped moments, [k, k]. Raises CheckpointError
-    for moments that are not finite."""
+    """Returns the upper Cholesky factor of the inverse of the damped moments, [k, k]. Raises
+    CheckpointError for moments that are not finite."""
     diagonal = moments.diagonal()
     mean = diagonal.mean().clamp(min=1e-12)
     for damping in DAMPING:

@@ -70,9 +70,7 @@ def _round_block(w: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor, Ten
     return codes.to(torch.uint8), scales, zeros.to(torch.uint8), errors
 
 
-def best_ranges(
-    w: Tensor, scheme: Scheme, counts: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def best_ranges(w: Tensor, scheme: Scheme, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns the scales, bfloat16, and zeros, float, [n, G] of groups [n, G, size].
 
     counts: [G, size], or [n, G, size] where rows differ: how much the squared error of a column
@@ -93,9 +91,7 @@ def best_ranges(
     return scales.gather(-1, best)[..., 0], zeros.gather(-1, best)[..., 0]
 
 
-def _ranges(
-    low: Tensor, high: Tensor, scheme: Scheme, *, searches: bool
-) -> tuple[Tensor, Tensor]:
+def _ranges(low: Tensor, high: Tensor, scheme: Scheme, *, searches: bool) -> tuple[Tensor, Tensor]:
     """Returns the scales and zeros [n, G, C] that are tried for ranges low .. high [n, G, 1]; in 8
     bits the whole range only. searches: whether both ends are cut each by its own part."""
     bits = scheme.bits
@@ -132,9 +128,7 @@ def inverse_of(scales: Tensor) -> Tensor:
     return torch.where(scales != 0, 1 / scales, 0)
 
 
-def _round_range(
-    w: Tensor, scales: Tensor, zeros: Tensor, bits: Bits
-) -> tuple[Tensor, Tensor]:
+def _round_range(w: Tensor, scales: Tensor, zeros: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     """Returns the codes, float, and the values that they stand for, with these scales and zeros of
     the groups in the last dimension of `w`."""
     wide = scales.float()
