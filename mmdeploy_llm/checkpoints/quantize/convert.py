@@ -64,8 +64,7 @@ def quantize_checkpoint(
 
     group_size: columns that share a scale, or -1 for whole rows. choice: plugins, plugin_files,
     blocked_plugins, use, as of an engine. calibrate_with: a folder of images and videos, a corpus,
-    or "builtin", to calibrate the decoder with; what was lost is written to
-    quantization_loss.json.
+    or "builtin", to calibrate with; what was lost is written to quantization_loss.json.
     open_model: opens the model for it, as LLM does. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
