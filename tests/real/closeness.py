@@ -129,7 +129,7 @@ ROWS: dict[str, Row] = {
         options={"quantization": "int8"}, gguf=True, kl=0.0101, top=0.934, perplexity=1.03
     ),
     "the file, int4": Row(
-        options={"quantization": "int4"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
+        options={"quantization": "int4"}, gguf=True, kl=0.0101, top=0.934, perplexity=1.03
     ),
 }
 
