@@ -400,7 +400,7 @@ class Kernels:
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
         """Lays out a weight of few bits for products. Its memory is reused: its values are lost.
-        rounds: whether rows of x are rounded to int8, with a scale for every 128 values; never for
+        rounds: whether rows of x are rounded to int8, with a scale for every 64 values; never for
         8-bit floats. On CUDA see cuda.CudaKernels."""
         raise NotImplementedError
 

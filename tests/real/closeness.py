@@ -105,8 +105,8 @@ ROWS: dict[str, Row] = {
     "bfloat16": Row(options={}, kl=0.00096, top=0.971, perplexity=1.005),
     "float16": Row(options={"dtype": "float16"}, kl=2e-05, top=0.992, perplexity=1.002),
     "int8wo": Row(options={"quantization": "int8wo"}, kl=0.0039, top=0.953, perplexity=1.01),
-    "int8a8": Row(options={"quantization": "int8a8"}, kl=0.0171, top=0.916, perplexity=1.02),
-    "int8": Row(options={"quantization": "int8"}, kl=0.0187, top=0.915, perplexity=1.02),
+    "int8a8": Row(options={"quantization": "int8a8"}, kl=0.011, top=0.931, perplexity=1.02),
+    "int8": Row(options={"quantization": "int8"}, kl=0.0125, top=0.926, perplexity=1.02),
     "int4wo, groups of 32": Row(options=WINT4_32, kl=0.3, top=0.711, perplexity=1.3),
     "int4, groups of 32": Row(
         options=WINT4_32 | {"quantization": "int4"}, kl=0.315, top=0.704, perplexity=1.3
@@ -126,10 +126,10 @@ ROWS: dict[str, Row] = {
         options={"dtype": "float16"}, gguf=True, kl=2e-05, top=0.992, perplexity=1.002
     ),
     "the file, int8": Row(
-        options={"quantization": "int8"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
+        options={"quantization": "int8"}, gguf=True, kl=0.0101, top=0.934, perplexity=1.03
     ),
     "the file, int4": Row(
-        options={"quantization": "int4"}, gguf=True, kl=0.0177, top=0.916, perplexity=1.03
+        options={"quantization": "int4"}, gguf=True, kl=0.0101, top=0.934, perplexity=1.03
     ),
 }
 

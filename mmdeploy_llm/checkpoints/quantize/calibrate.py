@@ -1,11 +1,12 @@
 """Rounds the decoder's layers with calibration data, window by window of layers:
 
-    answer every item once --> for each window: pass all samples through the model, sum up the
-    inputs of its products --> round (scales.py, gptq.py) --> file --> the model goes on with
-    rounded weights
+    answer every item once --> for each window: pass all samples through its layers (carried.py),
+    sum up the inputs of its products --> round (scales.py, gptq.py) --> file --> the model goes on
+    with rounded weights
 
 so that a layer is rounded for the inputs that the rounded layers before it give. Memory: the model
-in bfloat16, and the moments and weights of one window. What is finished is kept for the next run.
+in bfloat16, the moments and weights of one window, and the hidden states of all samples at one
+layer. What is finished is kept for the next run.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.map import Target
 from mmdeploy_llm.weights.tensor_file import TensorFile
 
+from .carried import Carried
 from .folds import Fold, folds_of, set_norm
 from .loss import Loss, answers_of, compare, load_answers, pass_through, save_answers
 from .samples import OpenModel, Samples, answered
 from .scales import Window, round_window
-from .sites import Site, Watched, use_rounded, watched, windows
+from .sites import LayerWindow, Site, Watched, use_rounded, watched, windows
 
 FOLDER = "calibration"  # in the folder that is being written
 REFERENCE = "reference.safetensors"
@@ -157,17 +159,17 @@ def _round_windows(
     owners = {key: file for file in files for key in file.entries}
     model: Any = llm.model
     todo = windows(model, files, GroupRounder(scheme))
-    totals = Totals()
+    totals, carried = Totals(), Carried(model)
     with tqdm(total=len(todo) * len(samples.used), desc="calibration", unit="prompt") as bar:
-        for number, sites in enumerate(todo):
+        for number, window in enumerate(todo):
             path = folder / f"window-{number:05}.safetensors"
             if path.exists():
                 bar.update(len(samples.used))
             else:
-                _round_window(llm, samples, sites, owners, path, bar)
+                _round_window(llm, samples, carried, window, owners, path, bar)
             with safe_open(path, framework="pt") as file:
                 totals = totals.plus(Totals(**json.loads(file.metadata()["totals"])))
-                for site in sites:
+                for site in window.sites:
                     use_rounded(model, kernels, site, _joined(file, site))
                 for key in json.loads(file.metadata()["norms"]):
                     set_norm(model, model.weight_targets(key)[0].name, file.get_tensor(key))
@@ -177,13 +179,15 @@ def _round_windows(
 def _round_window(
     llm: GeneratingModel,
     samples: Samples,
-    sites: Sequence[Site],
+    carried: Carried,
+    window: LayerWindow,
     owners: Mapping[str, TensorFile],
     path: Path,
     bar: Any,
 ) -> None:
     """Rounds a window and writes its file."""
-    with watched(llm.model, sites) as found:
+    sites = window.sites
+    with watched(llm.model, sites) as found, carried.window(window.first, window.stop):
         for sample in samples.used:
             pass_through(llm, sample)
             bar.update()

@@ -63,8 +63,8 @@ def quantize_checkpoint(
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
     group_size: columns that share a scale, or -1 for whole rows. choice: plugins, plugin_files,
-    blocked_plugins, use, as of an engine. calibrate_with: a folder of images and videos, or a
-    corpus, to calibrate the decoder with; what was lost is written to quantization_loss.json.
+    blocked_plugins, use, as of an engine. calibrate_with: a folder of images and videos, a corpus,
+    or "builtin", to calibrate with; what was lost is written to quantization_loss.json.
     open_model: opens the model for it, as LLM does. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
@@ -80,7 +80,7 @@ def quantize_checkpoint(
     check_output(output, checkpoint.folder, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(checkpoint.folder)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    asked = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
+    asked = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 5}
     asked |= {"towers": rounds_towers}
     done: Calibrated | None = None
     begun = written(output, digest_of(asked, paths), overwrite=overwrite)

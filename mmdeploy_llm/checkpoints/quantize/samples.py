@@ -18,11 +18,13 @@ from mmdeploy_llm.engine.desk.answerer import GeneratingModel
 from mmdeploy_llm.engine.startup.media import ChatMedia
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.system.guarding.folder_files import MAX_INDEX_BYTES, read_object
+from mmdeploy_llm.values.options.weight_formats import BUILT_IN
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 from mmdeploy_llm.values.params import SamplingParams
 from mmdeploy_llm.values.prompt import PromptParts
 
 ANSWERS = "answers.json"
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # prose, code and chats in many languages
 HELD_OUT = 10  # every tenth item is held out
 PARAMS = SamplingParams(temperature=0, max_tokens=128, skip_special_tokens=False)
 
@@ -50,8 +52,9 @@ class Samples:
 
 
 def read_items(given: str) -> Sequence[Item | BadItem]:
-    """Reads a folder of images and videos, or a corpus, as `mmdeploy-llm batch` does."""
-    return tuple(open_source(given, PARAMS, Selection()))
+    """Reads a folder of images and videos, or a corpus, as `mmdeploy-llm batch` does, or the
+    prompts of this package for BUILT_IN."""
+    return tuple(open_source(str(PROMPTS) if given == BUILT_IN else given, PARAMS, Selection()))
 
 
 def digests_of(items: Sequence[Item | BadItem]) -> Sequence[str]:

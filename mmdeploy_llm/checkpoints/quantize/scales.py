@@ -2,8 +2,8 @@
 
 A column times s with its input divided by s is the same product, but is rounded as finely as s
 makes it. Of a few powers of the inputs' size, the one whose rounded weight has the smallest error
-of its outputs is taken. Second moments say all that is needed: those of the divided inputs are the
-moments over s s.T, and their factor is the factor times s, so that no further pass is made.
+of its outputs is taken. The second moments of the undivided inputs say all that is needed, so that
+no further pass is made, and all powers are tried at once, as rows of one weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdeploy_llm.checkpoints.saving.rounding import Rounded, Scheme, round_groups
 
 from .folds import Fold, divided_norm
-from .gptq import factor_of, output_error, round_by_factor
+from .gptq import factor_of, output_error, round_by_factor, values_of
 from .sites import Site
 
 POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)  # of the inputs' size; 0, no scales, is tried too
@@ -66,8 +66,7 @@ def round_window(
     found, error, nearest = [], 0.0, 0.0
     for number, (site, weight) in enumerate(zip(sites, weights, strict=True)):
         column, row = columns[number], rows[number]
-        scaled = weight * column * row[:, None]
-        rounded = round_by_factor(scaled, factors[number] * column, site.scheme)
+        rounded = round_by_factor(weight * row[:, None], factors[number], site.scheme, column)
         error += output_error(weight, rounded, moments[number], column, row)
         plain = round_groups(weight, site.scheme)
         nearest += output_error(weight, plain, moments[number])
@@ -81,23 +80,17 @@ def best_scales(
     """Returns the scales [k] of the columns of `weight` [n, k] whose rounded weight, of a sample of
     the rows, changes the outputs least; ones if none is better than no scales."""
     sample = weight[:: -(-len(weight) // SAMPLE_ROWS)]
-    best = ones = torch.ones(weight.shape[1])
     power = fold.shared(moments.diagonal())
     if not bool((power > 0).any()):
-        return ones
+        return torch.ones(weight.shape[1])
     size = power.clamp(min=1e-8 * float(power.max())).sqrt()
-    lowest = _error(sample, moments, factor, scheme, ones) * (1 - MIN_GAIN)
-    for exponent in POWERS:
-        scales = size**exponent
-        scales = (scales / scales.log().mean().exp()).clamp(1 / LIMIT, LIMIT)
-        error = _error(sample, moments, factor, scheme, scales)
-        if error < lowest:
-            best, lowest = scales, error
-    return best
-
-
-def _error(
-    weight: Tensor, moments: Tensor, factor: Tensor, scheme: Scheme, scales: Tensor
-) -> float:
-    rounded = round_by_factor(weight * scales, factor * scales, scheme)
-    return output_error(weight, rounded, moments, scales)
+    tried = size ** torch.tensor((0.0, *POWERS))[:, None]
+    tried = (tried / tried.log().mean(1, keepdim=True).exp()).clamp(1 / LIMIT, LIMIT)
+    rows = sample.repeat(len(tried), 1)
+    scales = tried.repeat_interleave(len(sample), 0)
+    rounded = round_by_factor(rows, factor, scheme, scales)
+    difference = values_of(rounded.codes, rounded.scales, rounded.zeros) / scales - rows
+    squares = ((difference @ moments) * difference).view(len(tried), -1)
+    errors = squares.sum(1, dtype=torch.float64)
+    errors[0] *= 1 - MIN_GAIN
+    return tried[errors.argmin()]

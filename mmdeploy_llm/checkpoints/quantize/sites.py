@@ -26,6 +26,7 @@ from mmdeploy_llm.weights.tensor_file import TensorFile
 from .gptq import values_of
 
 WINDOW_LAYERS = 2  # whose moments are in memory together
+BLOCK_COLUMNS = 256  # of moments that are summed up at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +48,33 @@ class Site:
         return self.index is not None and self.name.endswith(".gate_up_proj")
 
 
-def windows(model: Any, files: Sequence[TensorFile], rounder: Rounder) -> Sequence[Sequence[Site]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWindow:
+    """Layers that are rounded together, those from `first` up to `stop`, and their sites."""
+
+    first: int
+    stop: int
+    sites: Sequence[Site]
+
+
+def windows(model: Any, files: Sequence[TensorFile], rounder: Rounder) -> Sequence[LayerWindow]:
     """Returns the sites of the decoder's layers, those of WINDOW_LAYERS neighbours together."""
     layers = list(_by_layer(model, files, rounder))
+    together = [layers[at : at + WINDOW_LAYERS] for at in range(0, len(layers), WINDOW_LAYERS)]
     return [
-        [site for layer in layers[first : first + WINDOW_LAYERS] for site in layer]
-        for first in range(0, len(layers), WINDOW_LAYERS)
+        LayerWindow(
+            first=own[0][0],
+            stop=own[-1][0] + 1,
+            sites=[site for _, sites in own for site in sites],
+        )
+        for own in together
     ]
 
 
 def _by_layer(
     model: Any, files: Sequence[TensorFile], rounder: Rounder
-) -> Iterator[Sequence[Site]]:
+) -> Iterator[tuple[int, Sequence[Site]]]:
+    """Yields each layer that has sites, by its number, with these."""
     decoders = [module.model for module in model.modules() if isinstance(module, CausalLM)]
     layers = [layer for decoder in decoders for layer in decoder.layers]
     owner = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
@@ -73,7 +89,7 @@ def _by_layer(
                 place = parts[owner[module]].setdefault((target.name, target.index), [])
                 place.append((first, key, entry.shape[-1], scheme, target.rows is None))
     for layer in sorted(parts):
-        yield [_site(model, place, own) for place, own in _sorted(parts[layer])]
+        yield layer, [_site(model, place, own) for place, own in _sorted(parts[layer])]
 
 
 def _sorted(places: Mapping[tuple[str, int | None], list[Any]]) -> Iterator[Any]:
@@ -104,10 +120,16 @@ def _num_parts(model: Any, name: str) -> int:
 
 
 class Watched:
-    """A kernels.PackedWeight that sums up the second moments of its inputs. moments: [k, k]."""
+    """A kernels.PackedWeight that sums up the second moments of its inputs. moments: [k, k]; while
+    inputs are seen, only the blocks of columns on the diagonal and right of it."""
 
     def __init__(self, inner: PackedWeight, k: int) -> None:
         self.inner, self.moments = inner, torch.zeros(k, k)
+
+    def fill(self) -> None:
+        """Fills the other half of the moments, which are symmetric."""
+        upper = self.moments.triu()
+        self.moments = upper + upper.triu(1).T
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """See PackedWeight."""
@@ -116,7 +138,9 @@ class Watched:
     def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """See PackedWeight."""
         wide = x.float()
-        self.moments.addmm_(wide.T, wide)
+        for start in range(0, wide.shape[1], BLOCK_COLUMNS):
+            rows = slice(start, start + BLOCK_COLUMNS)
+            self.moments[rows, start:].addmm_(wide[:, rows].T, wide[:, start:])
         return self.inner.product(x, bias, dtype)
 
 
@@ -131,6 +155,7 @@ def watched(model: Any, sites: Sequence[Site]) -> Iterator[Sequence[Watched]]:
     finally:
         for site, own in zip(sites, found, strict=True):
             _replace(model, site, own.inner)
+            own.fill()
 
 
 def use_rounded(model: Any, kernels: Kernels, site: Site, rounded: Rounded) -> None:

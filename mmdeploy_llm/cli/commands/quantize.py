@@ -32,9 +32,10 @@ same command.
 \b
 --calibrate makes 4 bits better. It takes 50 to 500 prompts like those that the
 model will answer: a folder of images and videos (each is described), or a JSONL
-file of requests as `mmdeploy-llm batch` reads them. The model answers them once;
-then its decoder is scaled (AWQ) and rounded (GPTQ), two layers at a time, so
-that these prompts and answers change least. Every tenth item is held out: on
+file of requests as `mmdeploy-llm batch` reads them, or `builtin`, the 59 short
+prompts that come with this program (prose, chats, code, eleven languages). The
+model answers them once; then its decoder is scaled (AWQ) and rounded (GPTQ), two
+layers at a time, so that these prompts and answers change least. Every tenth item is held out: on
 these, perplexity and divergence before and after are printed and written to
 OUTPUT/quantization_loss.json.
 
@@ -78,7 +79,8 @@ def quantize(
         str | None,
         typer.Option(
             metavar="FOLDER_OR_JSONL",
-            help="Images and videos, or requests, to calibrate the decoder with.",
+            help="Images and videos, or requests, to calibrate the decoder with; `builtin`: the "
+            "prompts that come with this program.",
         ),
     ] = None,
     towers: Annotated[

@@ -11,6 +11,7 @@ from mmdeploy_llm.data.files.missing import is_gone, no_corpus, nowhere
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.guarding.folder_files import check_adapter, check_new_folder
 from mmdeploy_llm.system.guarding.group_size import stored_group
+from mmdeploy_llm.values.options.weight_formats import BUILT_IN
 
 MAGIC = "*?[{:"  # of globs, patterns, URLs and names that plugins read
 
@@ -59,6 +60,8 @@ def check_rounding(group_size: int, calibrate: str | None) -> None:
     """Raises ConfigError for groups that are not saved, and for a set to calibrate with that does
     not exist or is a file of another kind."""
     stored_group(group_size)
+    if calibrate == BUILT_IN:
+        return
     check_corpus(calibrate)
     if calibrate is not None and os.path.isfile(calibrate):
         from mmdeploy_llm.batch.sources import open_source

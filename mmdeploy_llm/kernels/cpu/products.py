@@ -201,7 +201,7 @@ class Products(CodedProducts):
         bias: Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Multiplies `x` [T, k], quantised with a scale for every 128 values of a row, by packed
+        """Multiplies `x` [T, k], quantised with a scale for every 64 values of a row, by packed
         weights -> [T, n]. scales: see quantize_rows, contiguous. bias: [n] of x's dtype.
         dtype: see PackedWeight."""
         assert scales.is_contiguous()
@@ -253,7 +253,7 @@ class FloatWeight:
 
 class S8Weight:
     """A kernels.PackedWeight in int8 with a scale and a zero for each row; x is rounded to int8
-    too, with a scale for every 128 values of a row, whose largest magnitude becomes 127."""
+    too, with a scale for every 64 values of a row, whose largest magnitude becomes 127."""
 
     bits: Bits = 8
     scale_form, is_float8, is_s8 = 0, False, True

@@ -30,7 +30,7 @@ class WeightFormat:
         formats have products of their own, S8Weight (kernels/cpu/products.py) and Int8Rows
         (kernels/cuda/int8.py), the only ones that round activations on CUDA too. The others are
         CodedPanels (kernels/cpu/coded.py) and CudaCodes (kernels/cuda/codes.py).
-    activation_bits: of the rows of x in products, with a scale for every 128 values on a CPU; None:
+    activation_bits: of the rows of x in products, with a scale for every 64 values on a CPU; None:
         x stays as it is.
     on_cuda: the format that a GPU takes instead; None: this one. Products on CUDA round the rows of
         x only where weights have a scale for each row, so that a model in 4 bits has nothing of it.
@@ -71,7 +71,7 @@ FORMATS = _table(
         elsewhere="int8",
         tied_head="int8a8",
         transformers=None,
-        kept=92,
+        kept=93,
         summary="8 bits by row, activations too",
     ),
     WeightFormat(
@@ -113,7 +113,7 @@ FORMATS = _table(
         activation_bits=8,
         elsewhere="int8a8",
         tied_head="int8a8",
-        kept=92,
+        kept=94,
         summary="8 bits, activations too",
     ),
     WeightFormat(
@@ -129,6 +129,7 @@ FORMATS = _table(
 )
 KEPT = MappingProxyType({name: row.kept for name, row in FORMATS.items()})
 KEPT_BY_KV_CACHE = MappingProxyType({"int4": 78})  # the same of kv_cache_dtype
+BUILT_IN = "builtin"  # what to calibrate with: the prompts that come with this package
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
 
 if TYPE_CHECKING:

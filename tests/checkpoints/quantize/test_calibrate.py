@@ -5,18 +5,28 @@ from __future__ import annotations
 
 import filecmp
 import json
+import unicodedata
+from collections import Counter
+from contextlib import nullcontext
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.checkpoints.quantize import calibrate, loss, quantize_checkpoint, samples
+from mmdeploy_llm.checkpoints.quantize.carried import Carried
+from mmdeploy_llm.checkpoints.quantize.sites import watched, windows
+from mmdeploy_llm.checkpoints.saving import GroupRounder
+from mmdeploy_llm.checkpoints.saving.rounding import Scheme
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels.cpu import load
 from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.values.options.config import EngineConfig
+from mmdeploy_llm.weights.files import SafetensorsFile
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 SHORT = SamplingParams(temperature=0, max_tokens=6, skip_special_tokens=False, ignore_eos=True)
@@ -94,14 +104,6 @@ def test_outputs_change_less(tmp_path, family):
 
 def test_sums_equal_the_inputs(tmp_path):
     """Moments of the first layer's q, k and v are those of its normed embeddings."""
-    import torch
-
-    from mmdeploy_llm.checkpoints.quantize.sites import watched, windows
-    from mmdeploy_llm.checkpoints.saving import GroupRounder
-    from mmdeploy_llm.checkpoints.saving.rounding import Scheme
-    from mmdeploy_llm.values.options.config import EngineConfig
-    from mmdeploy_llm.weights.files import SafetensorsFile
-
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     scheme = Scheme(bits=4, group_size=32)
     options = calibrate.engine_options(EngineConfig(model=str(plain)))
@@ -110,7 +112,7 @@ def test_sums_equal_the_inputs(tmp_path):
         LLM(str(plain), **options) as llm,
     ):
         (first, *_) = windows(llm.model, [file], GroupRounder(scheme))
-        site = next(own for own in first if own.name.endswith("0.self_attn.qkv_proj.weight"))
+        site = next(own for own in first.sites if own.name.endswith("0.self_attn.qkv_proj.weight"))
         calibrate._stop_recording(llm.model)
         ids = [5, 9, 200, 31, 7]
         sample = samples.Sample(prompt={"prompt_token_ids": ids}, start=2)
@@ -122,6 +124,41 @@ def test_sums_equal_the_inputs(tmp_path):
     x = (normed * weights["model.layers.0.input_layernorm.weight"].float()).bfloat16().float()
     expected = x.T @ x
     assert (own.moments - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("chunk", [64, 16])
+def test_carried_states_give_the_same_sums(tmp_path, chunk):
+    """Passes through the layers of one window see what passes through the whole model see, and no
+    layer is computed in more than two of them."""
+    plain = write_tiny("qwen2", tmp_path / "plain", num_hidden_layers=6, **SIZES)
+    options = calibrate.engine_options(EngineConfig(model=str(plain)))
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(5, 200, (n,), generator=generator).tolist() for n in (40, 3, 17)]
+    given = [samples.Sample(prompt={"prompt_token_ids": ids}, start=2) for ids in prompts]
+    calls = Counter()
+    with (
+        SafetensorsFile(plain / "model.safetensors") as file,
+        LLM(str(plain), max_num_batched_tokens=chunk, max_num_seqs=4, **options) as llm,
+    ):
+        calibrate._stop_recording(llm.model)
+        todo = windows(llm.model, [file], GroupRounder(Scheme(bits=4, group_size=32)))
+        assert [(own.first, own.stop) for own in todo] == [(0, 2), (2, 4), (4, 6)]
+        for number, layer in enumerate(llm.model.model.layers):
+            layer.mlp.register_forward_hook(lambda *_, number=number: calls.update([number]))
+        sums = {}
+        for kind, carried in (("whole", None), ("carried", Carried(llm.model))):
+            calls.clear()
+            for own in todo:
+                part = nullcontext() if carried is None else carried.window(own.first, own.stop)
+                with watched(llm.model, own.sites) as found, part:
+                    for sample in given:
+                        loss.pass_through(llm, sample)
+                sums[kind] = sums.get(kind, []) + [each.moments for each in found]
+    passes = calls[0] // 2  # of windows 0 and 1
+    assert calls == {number: passes * (2 if number < 4 else 1) for number in range(6)}
+    for ours, whole in zip(sums["carried"], sums["whole"], strict=True):
+        assert torch.equal(ours, whole)
+        assert torch.equal(ours, ours.T)
 
 
 @pytest.mark.full
@@ -166,6 +203,17 @@ def test_continued(tmp_path, monkeypatch):
         tmp_path / "whole", tmp_path / "out", names, shallow=False
     )
     assert (different, wrong) == ([], [])
+
+
+def test_prompts_of_this_package():
+    """All are read as any corpus is, and are as many and as varied as the command says."""
+    items = samples.read_items("builtin")
+    assert len({item.digest for item in items}) == 59
+    assert samples.PROMPTS.stat().st_size < 40_000
+    texts = [item.prompt.text or str(item.prompt.messages) for item in items]
+    assert sum(item.prompt.messages is not None for item in items) == 16
+    blocks = {"CJK", "HIRAGANA", "HANGUL", "CYRILLIC", "ARABIC", "DEVANAGARI", "LATIN"}
+    assert blocks <= {unicodedata.name(x, "").split(" ")[0] for text in texts for x in text}
 
 
 @pytest.mark.full

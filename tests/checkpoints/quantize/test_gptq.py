@@ -11,7 +11,7 @@ from mmdeploy_llm.checkpoints.quantize.gptq import (
     round_by_factor,
     values_of,
 )
-from mmdeploy_llm.checkpoints.saving.rounding import Scheme, round_groups
+from mmdeploy_llm.checkpoints.saving.rounding import SEARCHED, Scheme, best_ranges, round_groups
 from mmdeploy_llm.errors import CheckpointError
 
 SCHEME = Scheme(bits=4, group_size=32)
@@ -38,13 +38,52 @@ def test_outputs_change_less(num_inputs):
 
 def test_columns_without_inputs_are_rounded_to_the_nearest_codes():
     weight, _, moments = made()
-    nearest = round_groups(weight, SCHEME)
+    groups = weight.view(len(weight), 3, 32)
+    scales, zeros = best_ranges(groups, SCHEME, torch.ones(3, 32))
+    steps = (groups / scales.float()[..., None]).round() + zeros[..., None]
+    codes = steps.clamp(0, 15).to(torch.uint8).view_as(weight)
     unseen = round_by_factor(weight, factor_of(torch.zeros(96, 96)), SCHEME)
-    assert torch.equal(unseen.codes, nearest.codes)
+    assert torch.equal(unseen.codes, codes)
+    assert unseen.squared_error <= round_groups(weight, SCHEME).squared_error
     moments[:, 32:64] = moments[32:64] = 0
     partly = round_by_factor(weight, factor_of(moments), SCHEME)
-    assert torch.equal(partly.codes[:, 32:64], nearest.codes[:, 32:64])
-    assert not torch.equal(partly.codes[:, 64:], nearest.codes[:, 64:])
+    assert torch.equal(partly.codes[:, 32:64], codes[:, 32:64])
+    assert not torch.equal(partly.codes[:, 64:], codes[:, 64:])
+
+
+def test_ranges_are_chosen_by_what_errors_count():
+    """Against a plain loop over all cuts of both ends."""
+    weight, _, _ = made()
+    groups = weight.view(-1, 3, 32)
+    counts = torch.rand(3, 32, generator=torch.Generator().manual_seed(1)) ** 4
+    found = best_ranges(groups, SCHEME, counts)
+
+    def error(scales, zeros):
+        scale, zero = scales.float()[..., None], zeros[..., None]
+        values = (((groups / scale).round() + zero).clamp(0, 15) - zero) * scale
+        return ((values - groups).square() * counts).sum(-1)
+
+    low, high = groups.amin(-1), groups.amax(-1)
+    best = torch.full(low.shape, float("inf"))
+    for first in SEARCHED:
+        for last in SEARCHED:
+            scales = ((high * last - low * first) / 15).bfloat16()
+            zeros = (-low * first / scales.float()).round().clamp(0, 15)
+            best = best.minimum(error(scales, zeros))
+    assert torch.allclose(error(*found), best, rtol=1e-4)
+    assert (error(*found) <= error(*best_ranges(groups, SCHEME)) * (1 + 1e-4)).float().mean() > 0.8
+
+
+def test_scales_of_rows_are_those_of_weights_of_their_own():
+    """Rows with different scales of columns are rounded as each with its own factor."""
+    weight, _, moments = made()
+    factor = factor_of(moments)
+    scales = torch.stack([torch.linspace(0.5, 2, 96), torch.linspace(3, 0.2, 96)])
+    rows = scales.repeat_interleave(len(weight), 0)
+    together = round_by_factor(weight.repeat(2, 1), factor, SCHEME, rows)
+    for own, codes in zip(scales, together.codes.chunk(2), strict=True):
+        alone = round_by_factor(weight * own, factor * own, SCHEME)
+        assert (codes == alone.codes).float().mean() > 0.999
 
 
 def test_inputs_that_are_not_finite():

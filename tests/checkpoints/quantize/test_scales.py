@@ -72,7 +72,7 @@ def test_outputs_change_less_with_scales():
     moments = x.T @ x
     factor = factor_of(moments)
     own = best_scales(weight, moments, factor, SCHEME, Fold())
-    scaled = round_by_factor(weight * own, factor * own, SCHEME)
+    scaled = round_by_factor(weight, factor, SCHEME, own)
     plain = round_by_factor(weight, factor_of(moments), SCHEME)
     with_scales = output_error(weight, scaled, moments, own)
     assert with_scales < 0.9 * output_error(weight, plain, moments)
@@ -133,9 +133,9 @@ def scaled_copy(plain, output):
             for key in tensors
             for target in model.weight_targets(key) or ()
         }
-        for sites in windows(model, [file], GroupRounder(SCHEME)):
-            places = {(site.name, site.index): site for site in sites}
-            for place, fold in folds_of(model, sites).items():
+        for window in windows(model, [file], GroupRounder(SCHEME)):
+            places = {(site.name, site.index): site for site in window.sites}
+            for place, fold in folds_of(model, window.sites).items():
                 site = places[place]
                 own = fold.shared(torch.rand(site.k, generator=generator) * 3 + 0.3)
                 if fold.norm is not None:

@@ -114,10 +114,10 @@ def test_products(kernels, dtype, kind, rounds, group_size):
 
 
 def rounded_rows(x, *, by_row):
-    """Returns x as it is with a scale for every 128 values. by_row: whether these are the scale of
+    """Returns x as it is with a scale for every 64 values. by_row: whether these are the scale of
     the row divided by powers of two."""
     parts, row = [], x.float().abs().amax(1, keepdim=True)
-    for part in x.float().split(128, 1):
+    for part in x.float().split(64, 1):
         largest = part.abs().amax(1, keepdim=True)
         if by_row:
             largest = row / 2.0 ** (torch.frexp(row / largest).exponent - 1)

@@ -45,7 +45,7 @@ struct Groups {
     Groups(int64_t k, int64_t size, int32_t form)
         : group(size),
           num((k + size - 1) / size),
-          step(size >= k || size % GROUP == 0 ? GROUP : size % 64 == 0 ? 64 : size % 32 == 0 ? 32 : 16),
+          step(size >= k || size % GROUP == 0 ? GROUP : size % 32 == 0 ? 32 : 16),
           has_offsets(form == ScaleBits::OFFSETS),
           in_halves(form >= ScaleBits::SHORT_ZEROS),
           bits(ScaleBits::of(form)) {}

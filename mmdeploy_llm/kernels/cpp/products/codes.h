@@ -24,7 +24,7 @@
 //
 // Codes of 8 bits may be floats of 8 bits (e4m3fn), which have a scale and no offset.
 //
-// x is multiplied as it is, or rounded to int8 with a scale for every 128 values of a row: then
+// x is multiplied as it is, or rounded to int8 with a scale for every 64 values of a row: then
 // x_i = x_scale * a_i, and the sum over a_i code_i is one of integers. Codes
 // become operands of the level's best product in registers: bf16 pairs, bytes, or floats. Parts of a
 // unit come in the order that is cheapest to extract, and x is arranged in that order.

@@ -12,7 +12,7 @@
 //
 // int8: weights have a scale for each column and are stored as w + 128, the unsigned operand of
 // vpdpbusd (without it every second one, see WideS8Format; with NEON as w). x is the signed operand
-// and has a scale for every 128 values of a row, so that one large value costs its neighbours little
+// and has a scale for every 64 values of a row, so that one large value costs its neighbours little
 // precision:
 //     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
 // The range of a column's weights lies around a shift of its own, which the sum of x multiplies.
@@ -39,7 +39,7 @@ constexpr int64_t ROW_BLOCK = 192;
 // Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have
 // smaller caches.
 constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
-constexpr int64_t GROUP = 128;  // values of x with one scale
+constexpr int64_t GROUP = 64;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
 constexpr int64_t MOST_BESIDE = 16384;  // bytes
