@@ -45,7 +45,7 @@ def _announced(container: InputContainer, stream: VideoStream) -> float | None:
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
     if len(container.streams) > 1 or not container.duration:
         return None
-    return ((container.start_time or 0) + container.duration) / av.time_base
+    return float(((container.start_time or 0) + container.duration) / av.time_base)
 
 
 def _times(stream: VideoStream, packets: Sequence[Packet]) -> list[float]:
