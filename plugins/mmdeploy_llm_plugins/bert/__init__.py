@@ -71,6 +71,12 @@ def _with_rotation() -> tuple[ModelSpec, ...]:
     """Returns the specs of those with a rotary embedding."""
     return (
         ModelSpec(
+            name="eurobert",
+            architectures=("EuroBertModel", "EuroBertForMaskedLM"),
+            factory=f"{PACKAGE}.euro:EuroBertModel",
+            tiny=f"{PACKAGE}.tiny:EUROBERT",
+        ),
+        ModelSpec(
             name="gte",
             architectures=_classes("Gte"),
             factory=f"{PACKAGE}.families:GteModel",
@@ -93,5 +99,11 @@ def _with_rotation() -> tuple[ModelSpec, ...]:
             architectures=_classes("NomicBert"),
             factory=f"{PACKAGE}.families:NomicBertModel",
             tiny=f"{PACKAGE}.tiny:NOMIC",
+        ),
+        ModelSpec(
+            name="ultrabert",
+            architectures=("UltrabertModel", "UltrabertForMaskedLM"),
+            factory=f"{PACKAGE}.euro:EuroBertModel",
+            tiny=f"{PACKAGE}.tiny:ULTRABERT",
         ),
     )

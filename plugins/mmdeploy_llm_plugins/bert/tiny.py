@@ -65,6 +65,10 @@ JINA = encoder_family("JinaEmbeddingsV3Model", ROBERTA_FRAMES)
 JINA_CLASSIFIER = encoder_family(
     "JinaEmbeddingsV3ForSequenceClassification", ROBERTA_FRAMES, num_labels=2
 )
+EUROBERT = encoder_family("EuroBertModel", num_key_value_heads=2, mask_token_id=3)
+EUROBERT_OF_MASKS = encoder_family("EuroBertForMaskedLM", num_key_value_heads=2, mask_token_id=3)
+ULTRABERT = encoder_family("UltrabertModel", sliding_window=3)
+ULTRABERT_OF_MASKS = encoder_family("UltrabertForMaskedLM", sliding_window=3)
 MODERNBERT = encoder_family("ModernBertModel", **MODERN)
 MODERNBERT_RERANKER = encoder_family(
     "ModernBertForSequenceClassification", num_labels=1, classifier_pooling="mean", **MODERN

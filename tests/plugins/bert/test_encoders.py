@@ -25,6 +25,8 @@ FAMILIES = {
     "DISTILBERT_CLASSIFIER": "distilbert",
     "ELECTRA": "electra",
     "ELECTRA_RERANKER": "electra",
+    "EUROBERT": "eurobert",
+    "EUROBERT_OF_MASKS": "eurobert",
     "GTE": "gte",
     "GTE_RERANKER": "gte",
     "JINA": "jina_embeddings_v3",
@@ -36,6 +38,8 @@ FAMILIES = {
     "NOMIC": "nomic_bert",
     "NOMIC_RERANKER": "nomic_bert",
     "ROBERTA": "roberta",
+    "ULTRABERT": "ultrabert",
+    "ULTRABERT_OF_MASKS": "ultrabert",
     "XLM_ROBERTA": "xlm_roberta",
     "XLM_ROBERTA_RERANKER": "xlm_roberta",
 }

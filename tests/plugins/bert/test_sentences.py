@@ -42,7 +42,20 @@ def write_modules(folder, pooling):
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("pooling", ["cls_token", "mean_tokens"])
 @pytest.mark.parametrize(
-    "name", marked(["BERT", "GTE", "JINA", "MODERNBERT", "MPNET", "NOMIC", "XLM_ROBERTA"])
+    "name",
+    marked(
+        [
+            "BERT",
+            "EUROBERT",
+            "GTE",
+            "JINA",
+            "MODERNBERT",
+            "MPNET",
+            "NOMIC",
+            "ULTRABERT",
+            "XLM_ROBERTA",
+        ]
+    ),
 )
 def test_vectors(name, pooling, tmp_path):
     from sentence_transformers import SentenceTransformer

@@ -256,6 +256,7 @@ transformers on a small random checkpoint, in vectors and in scores of its head,
 
 | kind | classes |
 |---|---|
+| encoders (`Model`, `ForMaskedLM`; without classes of scores) | EuroBert, Ultrabert |
 | encoders (`Model`, `ForMaskedLM`, `ForSequenceClassification`) | Bert, Camembert, DistilBert, Electra, Gte, JinaEmbeddingsV3, ModernBert, MPNet, NomicBert, Roberta, XLMRoberta |
 | two towers, texts and images | CLIP, Siglip (SigLIP 2 of one size too), Siglip2 (of any size) |
 | late interaction, a vector for each token | ColPali, ColQwen2, ColModernVBert |
@@ -267,8 +268,9 @@ transformers on a small random checkpoint, in vectors and in scores of its head,
 | left out | why |
 |---|---|
 | DeBERTa, DeBERTa v2 and v3 | attention to relative positions, with products of its own |
-| ALBERT, BigBird, Longformer, Funnel, XLNet, ConvBERT, MobileBERT, SqueezeBERT, RemBERT, EuroBERT | layers of their own; no plugin yet |
+| ALBERT, BigBird, Longformer, Funnel, XLNet, ConvBERT, MobileBERT, SqueezeBERT, RemBERT | layers of their own; no plugin yet |
 | T5 and MT5 encoders (Sentence-T5, GTR) | an encoder with relative biases of another form |
+| EmbeddingGemma 2, NeoMME, UltraVBert, TIPSv2 | new in transformers 5.24; no plugin yet |
 | Jina v2, Jina v4, NV-Embed | code of the checkpoint, which is never run |
 | AltCLIP, ChineseCLIP, MetaCLIP 2, X-CLIP, CLAP, ALIGN | other towers; no plugin yet |
 | ColQwen2.5, ColQwen3, ColIdefics3 | transformers has no class of them |
