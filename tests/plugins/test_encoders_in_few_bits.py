@@ -17,7 +17,17 @@ from mmdeploy_llm.weights.folder import read_checkpoint
 
 pytestmark = pytest.mark.full
 FAMILIES = (
-    *("blip", "florence2", "git", "kosmos2_5", "mllama", "pix2struct", "pp_formulanet", "t5gemma2"),
+    *(
+        "blip",
+        "florence2",
+        "git",
+        "kosmos2_5",
+        "mllama",
+        "moonshine",
+        "pix2struct",
+        "pp_formulanet",
+        "t5gemma2",
+    ),
     *("vision_encoder_decoder", "whisper"),
 )
 GRIDS = ((1, 4, 4),)
@@ -59,7 +69,11 @@ def rounded_copy(plugins, kernels, plain, folder, quantization):
         for target in model.weight_targets(key) or ():
             found = values[target.name].data
             found = found if target.rows is None else found[target.rows]
-            tensors[key] = (found.T if target.transpose else found).clone().contiguous()
+            found = (found.T if target.transpose else found).clone().contiguous()
+            if target.source is None:
+                tensors[key] = found
+            else:
+                tensors[key][target.source] = found
     shutil.copytree(plain, folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -11,7 +11,7 @@ from mmdeploy_llm.testing.tiny import families, family_of, tokenizer_of
 LAYER_NORMS = {  # families without an RMSNorm
     *("bert", "blip", "bloom", "camembert", "clip", "cohere", "cohere2", "colmodernvbert"),
     *("distilbert", "electra", "falcon", "florence2", "git", "gpt_neo", "gpt_neox", "gte"),
-    *("jais2", "jina_embeddings_v3", "modernbert", "mpnet", "mpt", "nemotron"),
+    *("jais2", "jina_embeddings_v3", "modernbert", "moonshine", "mpnet", "mpt", "nemotron"),
     *("nomic_bert", "olmo", "phi", "pp_formulanet", "roberta", "siglip", "siglip2"),
     *("stablelm", "starcoder2", "vision_encoder_decoder", "whisper", "xlm_roberta"),
 }

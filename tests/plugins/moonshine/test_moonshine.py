@@ -1,0 +1,108 @@
+"""Moonshine against transformers: the model with the checks of every family, its sounds, and whole
+answers and transcripts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from mmdeploy_llm_plugins import moonshine
+from mmdeploy_llm_plugins.moonshine.sound import tokens_of
+from mmdeploy_llm_plugins.moonshine.speech import MoonshineSpeech
+from typer.testing import CliRunner
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.errors import ModelNotSupportedError, RequestError
+from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm.testing.model_conformance import build
+from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.media.sound_files import wav16
+
+(SPEC,) = moonshine.provide_models()
+(SOUNDS,) = moonshine.provide_media_processors()
+RATE = 16000
+
+
+@pytest.mark.full
+class TestModel(ModelConformance):
+    spec = SPEC
+    family = "moonshine"
+
+
+@pytest.mark.full
+class TestSounds(MediaProcessorConformance):
+    spec = SOUNDS
+
+
+def samples(seed, seconds):
+    values = np.random.default_rng(seed).standard_normal(round(seconds * RATE)) * 0.1
+    return values.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder):
+    return tiny_folder("moonshine")
+
+
+def test_answers_are_those_of_transformers(folder):
+    """Sounds of several lengths in one step."""
+    sounds = [samples(seed, seconds) for seed, seconds in enumerate((0.5, 2.0, 1.25, 3.1))]
+    model = transformers.MoonshineForConditionalGeneration.from_pretrained(folder).eval()
+    expected = []
+    for sound in sounds:
+        made = model.generate(input_values=torch.tensor(sound)[None], max_length=21)
+        expected.append(made[0, 1:].tolist())
+    prompts = [
+        {"prompt": "", "multimodal_data": {"audio": {"array": sound, "sampling_rate": RATE}}}
+        for sound in sounds
+    ]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    with LLM(str(folder), dtype="float32", quiet=True) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False, on_error="raise")
+    assert [list(output.outputs.token_ids) for output in outputs] == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 126, 127, 510, 511, 894, 895, 896, 1000, 16000, 31999])
+def test_the_number_of_tokens_is_that_of_the_convolutions(count):
+    kernels = ((127, 64), (7, 3), (3, 2))
+    x = torch.zeros(1, 1, count)
+    for size, stride in kernels:
+        if x.shape[-1] < size:
+            x = torch.zeros(1, 1, 0)
+            break
+        x = torch.nn.functional.conv1d(x, torch.zeros(1, 1, size), stride=stride)
+    assert tokens_of(count) == x.shape[-1]
+
+
+def test_shared_keys_are_refused(folder):
+    config = read_checkpoint(folder).config
+    config.decoder_num_key_value_heads = 1
+    with pytest.raises(ModelNotSupportedError, match="decoder_num_key_value_heads 1"):
+        build(SPEC, folder, config, torch.float32)
+
+
+def test_transcribe_takes_it(folder, tmp_path):
+    """A window is a line, since its answers have no times."""
+    content = (samples(0, 32.0)[:, None] * 32767).astype(np.int16)
+    (tmp_path / "a.wav").write_bytes(wav16(content))
+    command = ["transcribe", str(tmp_path / "a.wav"), "--model", str(folder)]
+    ran = CliRunner().invoke(app, [*command, "--transcripts", "json", "-o", str(tmp_path / "out")])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads((tmp_path / "out" / "a.json").read_text())
+    assert found
+    assert all(0 <= line["start"] <= line["end"] <= 32 for line in found)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("en", "transcribe", ""), "knows one language"),
+        ((None, "translate", ""), "cannot translate"),
+        ((None, "transcribe", "Dr. Who"), "no words before"),
+    ],
+)
+def test_what_it_cannot_be_asked_is_told(folder, asked, words):
+    with pytest.raises(RequestError, match=words):
+        MoonshineSpeech(read_checkpoint(folder)).prompt(*asked)
