@@ -84,7 +84,7 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
-        (only,) = self._decoded(self._content, rate, span)
+        only: np.ndarray = self._decoded(self._content, rate, span)[0]
         return only
 
     def _decoded(self, content: bytes, rate: int, span: Mapping[str, Any]) -> np.ndarray:
