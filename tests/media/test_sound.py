@@ -19,6 +19,7 @@ import torch
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import SoundDecoder
+from mmdeploy_llm.media.sound.files import PIECE
 from mmdeploy_llm.media.sound.headers.appended import files_in
 from mmdeploy_llm.media.sound.headers.ogg import links
 from mmdeploy_llm.media.sound.headers.riff import corrected
@@ -466,3 +467,28 @@ def test_in_a_process_as_in_a_thread(decoder):
     with pytest.raises(MediaError, match="ends after"):
         read(decoder, blob, options={"start": 3}, limits=apart)
     assert len(read(decoder, blob, limits=apart)) == RATE
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_channels_of_a_file_apart(isolation):
+    """More samples than one message of a decoder process holds, in the order of the file."""
+    samples = noise(60, channels=5)
+    decoder = SoundDecoder()
+    try:
+        opened = decoder.open(wav16(samples), MediaLimits(isolation=isolation))
+        found = opened.channels(RATE)
+        opened.samples(RATE, {"end": 1.0})
+    finally:
+        decoder.close()
+    assert samples.size > PIECE
+    assert (found.dtype, found.flags.c_contiguous) == (np.float32, True)
+    assert np.array_equal(found, samples.T / np.float32(2**15))
+    assert opened.notes == ()
+
+
+def test_channels_that_cannot_be_apart(decoder):
+    limits = MediaLimits(isolation="thread", max_duration=1.0)
+    with pytest.raises(MediaLimitError, match="longer than the 1 seconds that max_video_seconds"):
+        decoder.open(wav16(noise(1.1, channels=2)), limits).channels(RATE)
+    with pytest.raises(MediaError, match="only the channels of a file"):
+        decoder.open((noise(0.1, channels=2), RATE), limits).channels(RATE)

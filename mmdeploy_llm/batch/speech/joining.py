@@ -33,13 +33,15 @@ UNSPACED = ((0x0E00, 0x0EFF), (0x0F00, 0x109F), (0x1780, 0x17FF), (0x2E80, 0xA4C
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """A sentence: the seconds from the begin of the file, and what was said. language: that is
-    spoken, where it was recognized or given. is_doubtful: perhaps nobody said it."""
+    spoken, where it was recognized or given. is_doubtful: perhaps nobody said it. speaker: who said
+    it, where that is known."""
 
     start: float
     end: float
     text: str
     language: str | None = None
     is_doubtful: bool = False
+    speaker: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,14 +30,15 @@ from .writing import DOUBT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Samples first .. end of a sound."""
+    """Samples first .. end of a channel of a sound. channel: from 0; of a mixed sound 0."""
 
     first: int
     end: int
+    channel: int = 0
 
 
-def windows_of(num_samples: int, size: int, overlap: int) -> Iterator[Window]:
-    """Yields the windows of a sound, in order: all of `size` samples but the last.
+def windows_of(num_samples: int, size: int, overlap: int, channel: int = 0) -> Iterator[Window]:
+    """Yields the windows of a channel, in order: all of `size` samples but the last.
 
     Each begins `overlap` samples before the end of the one before, but none lies in the one before.
     Raises ConfigError for an overlap of half a window or more.
@@ -47,7 +48,7 @@ def windows_of(num_samples: int, size: int, overlap: int) -> Iterator[Window]:
     first = 0
     while True:
         end = min(first + size, num_samples)
-        yield Window(first=first, end=end)
+        yield Window(first=first, end=end, channel=channel)
         if end == num_samples:
             return
         first = end - overlap
@@ -85,6 +86,7 @@ def is_unspoken(text: str, sure: Sureness) -> bool:
 
 
 TASKS = ("transcribe", "translate")
+CHANNELS = ("mixed", "apart")
 OVERLAP = 5.0  # seconds that windows share, where nothing else is said
 SEED = 0  # of answers that are asked for again, so that a run can be repeated
 SHORTEST = 0.1  # seconds of a last window that is heard
@@ -100,17 +102,23 @@ class Wish:
 
     language: by code or English name; None: recognized in each window. before: words said before,
         or names to be spelled so. overlap: seconds that windows share; None: OVERLAP, or less of a
-        model that hears less than four times that at once.
+        model that hears less than four times that at once. channels: "mixed" to one, or "apart":
+        each is a speaker.
     """
 
     language: str | None = None
     task: str = TASKS[0]
     before: str = ""
     overlap: float | None = None
+    channels: str = CHANNELS[0]
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise ConfigError(f"task must be {' or '.join(TASKS)}, got {self.task!r:.40}")
+        if self.channels not in CHANNELS:
+            raise ConfigError(
+                f"channels must be {' or '.join(CHANNELS)}, got {self.channels!r:.40}"
+            )
         if self.overlap is not None and not self.overlap >= 0:
             raise ConfigError(f"overlap must be seconds, 0 or more, got {self.overlap!r}")
 
@@ -166,8 +174,8 @@ class _Part:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _File:
-    """A file in work. windows: of its samples; heard: what was heard in each, by index. again,
-    unspoken: indices of windows, see Transcript."""
+    """A file in work. windows: of its channels, one after the other; heard: what was heard in each,
+    by index. again, unspoken: indices of windows, see Transcript."""
 
     path: Path
     source: Source | None = None
@@ -192,7 +200,7 @@ class Transcriber:
         self, llm: LoadedModel, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
     ) -> None:
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
-        self._language = wish.language
+        self._language, self._is_apart = wish.language, wish.channels == "apart"
         self._prompt = rule.prompt(wish.language, wish.task, wish.before)
         overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
         if 2 * overlap >= rule.seconds:
@@ -251,7 +259,10 @@ class Transcriber:
             try:
                 blob = read_beneath(path, self._limits, name="the file")
                 opened = decoder.open(blob, self._limits)
-                samples = opened.samples(self._rule.rate, {})
+                if self._is_apart:
+                    channels = opened.channels(self._rule.rate)
+                else:
+                    channels = opened.samples(self._rule.rate, {})[None]
             except MMDeployLLMError as error:
                 file.error = str(error)
                 self._ready.append(file)
@@ -263,15 +274,23 @@ class Transcriber:
                 num_bytes=len(blob),
                 modified=state[1] if state is not None else 0,
             )
-            file.windows = list(windows_of(len(samples), self._size, self._overlap))
-            parts = [samples[window.first : window.end] for window in file.windows]
+            file.windows = [
+                window
+                for at, samples in enumerate(channels)
+                for window in windows_of(len(samples), self._size, self._overlap, at)
+            ]
             long = [
-                (index, own)
-                for index, own in enumerate(parts)
-                if not index or len(own) >= SHORTEST * self._rule.rate  # else a last rest
+                (index, channels[window.channel, window.first : window.end])
+                for index, window in enumerate(file.windows)
+                # else a last rest
+                if not window.first or window.end - window.first >= SHORTEST * self._rule.rate
             ]
             asked = [(index, own) for index, own in long if _is_heard(own)]
             file.num_left, file.num_silent = len(asked), len(long) - len(asked)
+            if len(channels) > 1:
+                heard = {file.windows[index].channel for index, _ in asked}
+                silent = (at for at in range(len(channels)) if at not in heard)
+                file.notes += tuple(f"channel {at + 1} is silent" for at in silent)
             if not asked:
                 self._ready.append(file)
             for index, own in asked:
@@ -321,6 +340,8 @@ class Transcriber:
         if part.is_doubtful or last is None or index + 1 == len(file.windows):
             return False
         window, following = file.windows[index], file.windows[index + 1]
+        if following.channel != window.channel:
+            return False
         first = round(last * file.rate)
         asked: Any = ask.prompt
         rest = asked["multimodal_data"]["audio"]["array"][first:]
@@ -344,19 +365,31 @@ class Transcriber:
                 for part in file.heard[index]
             ]
             languages = [part.heard.language for _, part in parts]
-            windows = [self._lines(file, index) for index in range(len(file.windows))]
             yield Transcript(
                 path=file.path,
                 source=file.source,
-                lines=tuple(joined(windows)),
+                lines=tuple(self._joined(file)),
                 seconds=seconds,
                 languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
                 num_silent=file.num_silent,
                 num_unspoken=len(file.unspoken),
                 num_again=len(file.again),
-                doubtful=tuple(start + own.first for start, own in parts if own.is_doubtful),
+                doubtful=tuple(
+                    sorted(start + own.first for start, own in parts if own.is_doubtful)
+                ),
                 notes=file.notes,
             )
+
+    def _joined(self, file: _File) -> list[Line]:
+        """Returns the lines of all channels, by the moments at which they begin; with speakers
+        where there are several channels."""
+        lines, num_channels = list[Line](), file.windows[-1].channel + 1
+        for channel in range(num_channels):
+            speaker = f"channel {channel + 1}" if num_channels > 1 else None
+            indices = (at for at, one in enumerate(file.windows) if one.channel == channel)
+            own = joined([self._lines(file, index) for index in indices])
+            lines += (replace(line, speaker=speaker) for line in own)
+        return sorted(lines, key=lambda line: line.start)
 
     def _lines(self, file: _File, index: int) -> tuple[float, float, list[Line]]:
         """Returns begin and end of a window in the file, and what was said in it."""

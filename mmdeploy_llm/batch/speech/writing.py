@@ -42,13 +42,14 @@ def txt(lines: Sequence[Line]) -> str:
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """Returns a list of {start, end, text, language, doubtful}, times in seconds."""
+    """Returns a list of {start, end, text, language, speaker, doubtful}, times in seconds."""
     rows = [
         {
             "start": round(line.start, 3),
             "end": round(line.end, 3),
             "text": text,
             "language": line.language,
+            "speaker": line.speaker,
             "doubtful": line.is_doubtful,
         }
         for line, text in _texts(lines)
@@ -101,9 +102,11 @@ def _texts(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
 
 
 def _marked(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
-    """Yields lines with their texts, and DOUBT before what perhaps nobody said."""
+    """Yields lines with their texts, before them the speaker, where one is known, and DOUBT where
+    perhaps nobody said it. Programs that read subtitles drop the voices of WebVTT."""
     for line, text in _texts(lines):
-        yield line, f"{DOUBT} {text}" if line.is_doubtful else text
+        speaker = f"{line.speaker}: " if line.speaker is not None else ""
+        yield line, f"{speaker}{DOUBT} {text}" if line.is_doubtful else f"{speaker}{text}"
 
 
 def _literal(text: str) -> str:

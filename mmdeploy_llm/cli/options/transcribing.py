@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -27,10 +28,18 @@ Examples:
   mmdeploy-llm transcribe talks/ --model acme/asr-large
   mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
   mmdeploy-llm transcribe call.mp3 --model models/asr --translate
+  mmdeploy-llm transcribe calls/ --model models/asr --channels apart
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
 \b
 The exit code is 0, or 1 where files failed."""
+
+
+class Channels(StrEnum):
+    """Ways to hear a sound of several channels."""
+
+    MIXED = "mixed"
+    APART = "apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,12 @@ class SpeechOptions(Group):
             help="Names and terms that are to be spelled so, or what was said before; or @FILE.",
         ),
     ] = None
+    channels: Annotated[
+        Channels,
+        typer.Option(
+            help="Of stereo and more: mixed to one, or each transcribed as a speaker of its own."
+        ),
+    ] = Channels.MIXED
     overlap: Annotated[
         float | None,
         typer.Option(
@@ -86,6 +101,7 @@ class SpeechOptions(Group):
             "task": "translate" if self.translate else "transcribe",
             "before": text_value("--words", self.words) or "",
             "overlap": self.overlap,
+            "channels": self.channels.value,
         }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from mmdeploy_llm.media.tracks import is_fragmented
 
 from .arrays import check_values, no_samples, too_long
 from .clock import NEW_CLOCK, RESTARTS, WITH_CLOCK, WITHOUT_CLOCK_IN_OGG, Clock
-from .mixing import BLOCK, Mixer
+from .mixing import BLOCK, Apart, Mixer
 from .options import RATES
 from .resampling import Resampler
 
@@ -47,26 +47,28 @@ SCALES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """The part of a sound that is read, in seconds. most: the longest that is allowed; because: by
-    whom, for the message."""
+    whom, for the message. is_apart: whether its channels are kept apart, not mixed."""
 
     start: float = 0.0
     end: float | None = None
     most: float
     because: str
+    is_apart: bool = False
 
 
 def read_container(
     blob: bytes, name: str, rate: int, span: Span, notes: list[str] | None = None
 ) -> Iterator[np.ndarray]:
-    """Yields the samples of a part of a file, one channel at `rate`. name: FFmpeg's of its format.
-    notes: gets what was left out, where the file is read to its end.
+    """Yields the samples of a part of a file, [channels, samples] at `rate`: one channel, or as
+    many as there are where the span wants them apart. name: FFmpeg's of its format. notes: gets
+    what was left out, where the file is read to its end.
 
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
     read = Tally(name=name)
-    mixer = Mixer()
-    yield from _resampled(_cut(_mono(blob, name, read, mixer, span.most), span), rate)
+    mixer = Apart() if span.is_apart else Mixer()
+    yield from _resampled(_cut(_taken(blob, name, read, mixer, span.most), span), rate)
     if notes is not None:
         notes += (*mixer.notes(), *(read.notes() if span.end is None else ()))
 
@@ -114,13 +116,15 @@ def _stream(container: InputContainer) -> AudioStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
-    """Samples of one channel, float32, at a rate."""
+    """Samples [channels, samples], float32, at a rate."""
 
     samples: np.ndarray
     rate: int
 
 
-def _mono(blob: bytes, name: str, read: Tally, mixer: Mixer, most: float) -> Iterator[_Block]:
+def _taken(
+    blob: bytes, name: str, read: Tally, mixer: Mixer | Apart, most: float
+) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
     for link in parts_of(blob, name):
         read.num_files += 1
@@ -131,7 +135,7 @@ def _mono(blob: bytes, name: str, read: Tally, mixer: Mixer, most: float) -> Ite
             for channels, rate in _joined(_timed(container, stream, read, link.blob, most)):
                 if samples := min(channels.shape[1], left):
                     left -= samples
-                    block = _Block(samples=mixer.mixed(channels)[:samples], rate=rate)
+                    block = _Block(samples=mixer.taken(channels)[:, :samples], rate=rate)
                     read.seconds += samples / block.rate
                     yield block
     if read.is_corrupt:
@@ -267,15 +271,15 @@ def _cut(blocks: Iterator[_Block], span: Span) -> Iterator[_Block]:
     seconds = taken = 0.0
     for block in blocks:
         first = max(0, round((span.start - seconds) * block.rate))
-        last = len(block.samples)
+        last = block.samples.shape[1]
         if span.end is not None:
             last = min(last, max(0, round((span.end - seconds) * block.rate)))
-        seconds += len(block.samples) / block.rate
+        seconds += block.samples.shape[1] / block.rate
         if last > first:
             taken += (last - first) / block.rate
             if taken > span.most + 0.5 / block.rate:
                 raise too_long(span.most, span.because)
-            yield _Block(samples=block.samples[first:last], rate=block.rate)
+            yield _Block(samples=block.samples[:, first:last], rate=block.rate)
         if span.end is not None and seconds >= span.end:
             break
     if not taken:
@@ -288,15 +292,22 @@ def after_end(start: float, seconds: float) -> MediaError:
 
 
 def _resampled(blocks: Iterator[_Block], rate: int) -> Iterator[np.ndarray]:
-    """Yields samples at `rate`. The rate of a file may change: tracks that follow one another."""
-    resampler: Resampler | None = None
+    """Yields samples at `rate`, [channels, samples]. The rate of a file may change: tracks that
+    follow one another."""
+    resamplers: list[Resampler] = []  # one for each channel
     source_rate = 0
     for block in blocks:
-        if resampler is None or block.rate != source_rate:
-            if resampler is not None:
-                yield from resampler.flush()
+        if not resamplers or block.rate != source_rate:
+            yield from _side_by_side(one.flush() for one in resamplers)
             source_rate = block.rate
-            resampler = Resampler(source_rate, rate)
-        yield from resampler.push(block.samples)
-    if resampler is not None:
-        yield from resampler.flush()
+            resamplers = [Resampler(source_rate, rate) for _ in block.samples]
+        yield from _side_by_side(
+            one.push(own) for one, own in zip(resamplers, block.samples, strict=True)
+        )
+    yield from _side_by_side(one.flush() for one in resamplers)
+
+
+def _side_by_side(channels: Iterable[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yields pieces [channels, samples] of the pieces of each channel, which are equally long."""
+    for pieces in zip(*channels, strict=True):
+        yield pieces[0][None] if len(pieces) == 1 else np.stack(pieces)

@@ -57,6 +57,26 @@ class OpenSound:
             self._kept = {key: read(rate, chosen, most, because)}
         return self._kept[key]
 
+    def channels(self, rate: int) -> np.ndarray:
+        """Returns the samples of each channel of a file, float32 [channels, samples] at `rate`; of
+        channels that are all the same, one.
+
+        Raises MediaError for a sound that cannot be read, or is an array, whose channels are mixed
+        when it is opened; MediaLimitError for one that is too long, or of more than MOST_APART
+        channels.
+        """
+        if not isinstance(self._content, bytes):
+            raise MediaError("only the channels of a file are kept apart, not those of an array")
+        most = self._limits.max_duration
+        span = {"most": most, "because": OVERALL, "is_apart": True}
+        found = self._decoded(self._content, rate, span)
+        if len(found) == 1:
+            self.notes += ("it has one channel",)
+        elif not (found[1:] != found[0]).any():
+            self.notes += (f"its {len(found)} channels are the same sound, which is heard once",)
+            return found[:1]
+        return found
+
     def _of_file(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
         assert isinstance(self._content, bytes)
         if chosen.sampling_rate is not None:
@@ -64,18 +84,26 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
+        only: np.ndarray = self._decoded(self._content, rate, span)[0]
+        return only
+
+    def _decoded(self, content: bytes, rate: int, span: Mapping[str, Any]) -> np.ndarray:
+        """Returns the samples of a file, [channels, samples]. span: the fields of a Span."""
         answers: Iterator[tuple[Mapping[str, Any], np.ndarray | None]]
         if self._workers is None:
-            answers = files.decode(self._content, {}, rate, span)
+            answers = files.decode(content, {}, rate, span)
         else:
             answers = self._workers.decode(
-                f"{files.__name__}:decode", self._content, self._limits, rate=rate, span=span
+                f"{files.__name__}:decode", content, self._limits, rate=rate, span=span
             )
-        pieces = list[np.ndarray]()
+        pieces, num_channels = list[np.ndarray](), 1
         for fields, piece in answers:
             self.notes = tuple(fields.get("notes", ()))
-            pieces += () if piece is None else (piece.view(np.float32),)
-        return np.concatenate(pieces)
+            if piece is not None and piece.size:
+                num_channels = fields["channels"]
+                pieces.append(piece.view(np.float32))
+        whole = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        return np.ascontiguousarray(whole.reshape(-1, num_channels).T)
 
     def _of_array(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
         assert isinstance(self._content, Array)

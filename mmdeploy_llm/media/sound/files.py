@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,10 @@ def _container() -> Any:
 def decode(
     blob: bytes, limits: Mapping[str, Any], rate: int, span: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yields the bytes of the samples of a part of a file, float32, one channel at `rate`, and with
-    the last ones notes of what was left out. Runs in a worker process, too. span: the fields of a
-    container.Span.
+    """Yields the bytes of the samples of a part of a file, float32 at `rate`, those of all its
+    channels (one, unless the span wants them apart) for each moment; with them the number of
+    channels, and with the last ones notes of what was left out. Runs in a worker process, too.
+    span: the fields of a container.Span.
 
     Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
     UnsupportedMediaError for another format.
@@ -53,8 +54,14 @@ def decode(
     held, notes = list[np.ndarray](), list[str]()
     for piece in container.read_container(blob, name, rate, container.Span(**span), notes):
         held.append(piece)
-        if sum(map(len, held)) >= PIECE:
-            yield {}, np.concatenate(held).view(np.uint8)
+        if sum(each.size for each in held) >= PIECE:
+            yield _message(held)
             held = []
-    rest = np.concatenate(held) if held else np.zeros(0, np.float32)
-    yield {"notes": notes}, rest.view(np.uint8)
+    fields, rest = _message(held or [np.zeros((1, 0), np.float32)])
+    yield {**fields, "notes": notes}, rest
+
+
+def _message(held: Sequence[np.ndarray]) -> tuple[dict[str, Any], np.ndarray]:
+    """Returns the number of channels, and the bytes of pieces [channels, samples]."""
+    whole = np.concatenate(held, axis=1)
+    return {"channels": len(whole)}, whole.T.reshape(-1).view(np.uint8)

@@ -1,7 +1,8 @@
 """Makes one channel of several: their mean, as transformers and soundfile's users take it.
 
 Where channels cancel each other, as those of a microphone whose wires were swapped, nothing would
-be left of what a person hears: there the louder channel stands for all.
+be left of what a person hears: there the louder channel stands for all. Where each channel is to be
+heard alone, none is made.
 """
 
 from __future__ import annotations
@@ -10,14 +11,43 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmdeploy_llm.errors import MediaLimitError
+from mmdeploy_llm.errors import MediaError, MediaLimitError
 
 MAX_CHANNELS = 64
+MOST_APART = 8  # channels that are kept apart: those of 7.1, and of recorders of meetings
 BLOCK = 2**14  # samples that are mixed in one way
 # Of the energy that a mean of independent channels has: less is left where they are opposite.
 CANCELLED = 0.01
 QUIET = 1e-4  # root mean square of a channel that counts as silent
 MUCH_LOUDER = 4.0  # in energy: from which on the channel that is heard changes
+
+
+class Apart:
+    """Keeps the channels of one sound apart, block by block."""
+
+    def __init__(self) -> None:
+        self._num_channels: int | None = None
+
+    def taken(self, channels: np.ndarray) -> np.ndarray:
+        """Returns the channels as they are. channels: float32 [channels, samples]. Raises
+        MediaLimitError for more than MOST_APART, MediaError where there are more or less than
+        before."""
+        number = len(channels)
+        if not 0 < number <= MOST_APART:
+            raise MediaLimitError(
+                f"the sound has {number} channels, of which {MOST_APART} at most can be kept apart"
+            )
+        if self._num_channels not in (None, number):
+            raise MediaError(
+                f"the sound has {self._num_channels} channels first and {number} later, which "
+                "cannot be kept apart; mix them"
+            )
+        self._num_channels = number
+        return channels
+
+    def notes(self) -> Iterator[str]:
+        """Yields nothing: nothing is mixed."""
+        return iter(())
 
 
 class Mixer:
@@ -30,6 +60,10 @@ class Mixer:
     def __init__(self) -> None:
         self.num_samples = self.num_cancelled = 0
         self.channel: int | None = None
+
+    def taken(self, channels: np.ndarray) -> np.ndarray:
+        """Returns `mixed` as [1, samples]."""
+        return self.mixed(channels)[None]
 
     def mixed(self, channels: np.ndarray) -> np.ndarray:
         """Returns one channel. channels: float32 [channels, samples]. Raises MediaLimitError for

@@ -124,7 +124,8 @@ def test_formats():
         "01:01:01.002 --> 01:01:02.000\ntwo lines\n"
     )
     assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
-    row = {"start": 0, "end": 1.5, "text": "A <b> & c", "language": None, "doubtful": False}
+    row = {"start": 0, "end": 1.5, "text": "A <b> & c", "language": None, "speaker": None,
+           "doubtful": False}  # fmt: skip
     assert json.loads(FORMATS["json"](TWO))[0] == row
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
 
@@ -713,7 +714,12 @@ def test_a_line_about_a_file_is_short():
 
 
 def test_wrong_wishes():
-    for wish in ({"task": "summarize"}, {"overlap": -1.0}, {"overlap": float("nan")}):
+    for wish in (
+        {"task": "summarize"},
+        {"channels": "both"},
+        {"overlap": -1.0},
+        {"overlap": float("nan")},
+    ):
         with pytest.raises(ConfigError):
             Wish(**wish)
     with pytest.raises(ConfigError, match=r"by 2 seconds: this model hears \S+ at once"):
