@@ -326,8 +326,10 @@ class Transcriber:
             if part is not None and not begin and self._is_left(answer.ask, part):
                 return
         else:
-            first = file.windows[index].first / file.rate
-            file.error = file.error or f"from second {first:g} on: {output.error_msg}"
+            window = file.windows[index]
+            channel = f"channel {window.channel + 1}, " if file.windows[-1].channel else ""
+            where = f"{channel}from second {window.first / file.rate:g} on"
+            file.error = file.error or f"{where}: {output.error_msg}"
         file.num_left -= 1
         if not file.num_left:
             self._ready.append(file)
