@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 
+from tests.real.closeness import Reference
 from tests.real.packages import file_of, folder_of, made
 
 MODEL = "smollm2"
@@ -29,6 +32,17 @@ def quantized(name: str) -> Path:
     """Returns the file of a type, such as "Q4_K"; it is made once."""
     kind = GGMLQuantizationType[name]
     return made(f"{MODEL}-{name}.gguf", lambda path: _write(path, kind))
+
+
+@contextmanager
+def own_weights(name: str, windows: int) -> Iterator[Reference]:
+    """Yields the weights of a type's file in float32. Their folder is removed afterwards: all of
+    them would take 6 GB."""
+    reference = Reference(MODEL, windows, quantized(name))
+    try:
+        yield reference
+    finally:
+        shutil.rmtree(reference.folder)
 
 
 def floats() -> Iterator[tuple[str, np.ndarray]]:
