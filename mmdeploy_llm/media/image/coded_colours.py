@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from .hdr import HLG, PQ, to_sdr
+from .modes import to_rgb
 from .png import chunk_before_pixels
 
 UNSPECIFIED, BT_2020 = 2, 9  # primaries, ITU-T H.273, table 2
@@ -22,6 +23,21 @@ BOX = b"colrnclx"
 HEAD = 2**16  # bytes of an AVIF in which its properties stand
 GAMMA, CHROMATICITY = 1 / 2.2, (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)  # of sRGB
 TOLERANCE = 0.02
+
+
+def shown(
+    image: Image.Image,
+    notes: list[str],
+    *,
+    is_managed: bool,
+    blob: bytes = b"",
+    name: str | None = None,
+) -> Image.Image:
+    """Returns a loaded image in RGB. notes, is_managed: see to_rgb; colours that are managed become
+    sRGB's by their codes too. blob: the file, in the format `name`, of which Pillow keeps no codes;
+    what it has read, such as another gamma, it keeps."""
+    colours = to_rgb(image, notes, is_managed=is_managed)
+    return as_coded(colours, blob, name, image.info, notes) if is_managed else colours
 
 
 def as_coded(

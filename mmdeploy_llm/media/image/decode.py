@@ -17,7 +17,7 @@ from mmdeploy_llm.media.isolation import Workers
 from mmdeploy_llm.values.first_bytes import HEAD
 
 from .arrays import array_size, array_to_rgb
-from .coded_colours import as_coded
+from .coded_colours import shown
 from .files import (
     FORMATS,
     DecodedImage,
@@ -33,7 +33,6 @@ from .files import (
     sniff,
 )
 from .isolated import decode_apart, peek_apart
-from .modes import to_rgb
 from .orientation import live_orientation, upright
 from .tiff_pixels import exactly
 
@@ -167,10 +166,7 @@ class ImageDecoder:
                 image = exactly(image)
                 image.load()
                 orientation = live_orientation(image)
-            colours = to_rgb(image, notes, is_managed=limits.is_as_shown)
-            if limits.is_as_shown:  # Pillow keeps no codes of colours, but says another gamma
-                colours = as_coded(colours, b"", None, image.info, notes)
-            return upright(colours, orientation)
+            return upright(shown(image, notes, is_managed=limits.is_as_shown), orientation)
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]

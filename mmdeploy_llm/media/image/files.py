@@ -31,9 +31,8 @@ from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, Unsup
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.values.first_bytes import HEAD, format_of
 
-from .coded_colours import as_coded
+from .coded_colours import shown
 from .heif import OWN_ORIENTATION, is_installed, open_heif
-from .modes import to_rgb
 from .orientation import SIDEWAYS, stored_orientation, upright
 from .png import ExactPng, metadata_first
 from .tiff_pixels import ExactTiff
@@ -135,9 +134,8 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: LeastSize | None) -> D
             opened.seek(1)
         opened.load()
         check_pixels(opened.size, limits)  # some containers say another size than their images
-        colours = to_rgb(opened, notes, is_managed=limits.is_as_shown)
-        if limits.is_as_shown:
-            colours = as_coded(colours, blob, opened.format, opened.info, notes)
+        managed = limits.is_as_shown
+        colours = shown(opened, notes, is_managed=managed, blob=blob, name=opened.format)
         image = upright(colours, file_orientation(opened))
     return DecodedImage(
         image=image, digest=file_digest(blob, limits), draft_of=draft_of, notes=tuple(notes)

@@ -9,9 +9,8 @@ from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.media.image.coded_colours import as_coded
+from mmdeploy_llm.media.image.coded_colours import shown
 from mmdeploy_llm.media.image.files import OPENERS, file_digest
-from mmdeploy_llm.media.image.modes import to_rgb
 
 from .timeline import Timeline, check_duration, check_size, lost_frames
 
@@ -62,19 +61,19 @@ class Animation:
         for index in indices:
             try:
                 opened.seek(index + self._num_hidden)
-                latest = self._shown(opened, told)
+                latest = shown(
+                    opened.copy(),
+                    told,
+                    is_managed=self._is_managed,
+                    blob=self._blob,
+                    name=self._name,
+                )
             except Exception as error:  # codecs raise anything for broken data
                 if latest is None:
                     raise self._broken(error) from None
                 num_lost += 1
             self.notes = (*dict.fromkeys(told), *lost_frames(num_lost))
             yield latest
-
-    def _shown(self, opened: ImageFile.ImageFile, notes: list[str]) -> Image.Image:
-        image = to_rgb(opened.copy(), notes, is_managed=self._is_managed)
-        if not self._is_managed:
-            return image
-        return as_coded(image, self._blob, self._name, opened.info, notes)
 
     def _broken(self, error: Exception) -> MediaError:
         return MediaError(
