@@ -53,7 +53,8 @@ class CrossDecoderConfig:
     num_positions: tokens of the longest sequence; None: of any, where no position is learned.
     position_offset: rows of the table before the first position's.
     norms_first: norms stand before the parts, with one at the end.
-    has_embedding_norm: the embeddings are normed. key_bias: keys have a bias, as the others do.
+    has_embedding_norm: the embeddings are normed. bias: queries and values have a bias; key_bias,
+        out_bias: keys and the output of attention have one.
     is_tied: the embeddings are the output head.
     """
 
@@ -70,7 +71,9 @@ class CrossDecoderConfig:
     embedding_scale: float = 1.0
     norms_first: bool = False
     has_embedding_norm: bool = True
+    bias: bool = True
     key_bias: bool = True
+    out_bias: bool = True
     norm_eps: float = NORM_EPS
     is_tied: bool = True
 
@@ -150,10 +153,10 @@ class CrossAttention(KernelLayer):
         super().__init__()
         size = config.hidden_size
         self.layer, self.shape = layer, (-1, config.num_heads, config.head_dim)
-        self.q_proj = Linear(size, size, bias=True)
+        self.q_proj = Linear(size, size, bias=config.bias)
         self.k_proj = Linear(config.encoder_size, size, bias=config.key_bias)
-        self.v_proj = Linear(config.encoder_size, size, bias=True)
-        self.out_proj = Linear(size, size, bias=True)
+        self.v_proj = Linear(config.encoder_size, size, bias=config.bias)
+        self.out_proj = Linear(size, size, bias=config.out_bias)
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""

@@ -16,6 +16,12 @@ TEMPLATE = (
     "{{- '<image>' if p.type in ['image', 'image_url'] else p.text -}}"
     "{%- endfor -%}{%- endif -%}{%- endfor -%}"
 )
+# Of those that read a sound: the texts alone.
+TEXTS = (
+    "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
+    "{%- for p in m.content -%}{%- if p.type == 'text' -%}{{- p.text -}}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
 
 
 def one_item(media: Sequence[MediaInput], kind: str) -> MediaInput:
@@ -44,10 +50,14 @@ def start_id(checkpoint: Checkpoint, *configs: Any) -> int:
 
 
 class BegunByText:
-    """See hooks.EncoderPrompts: the encoder reads one picture, and the text of a prompt, after the
-    decoder's first token, begins the answer. is_replaced: it stands in place of that token."""
+    """See hooks.EncoderPrompts: the encoder reads one item, and the text of a prompt, after the
+    decoder's first token, begins the answer. is_replaced: it stands in place of that token.
+
+    item: what errors call the item. marker: stands for it in a text.
+    """
 
     has_places = False
+    item, marker = "image", MARKER
 
     def __init__(self, start: int, *, is_replaced: bool = False) -> None:
         self._start, self._is_replaced = start, is_replaced
@@ -59,14 +69,14 @@ class BegunByText:
         media: Sequence[MediaInput],
         encode: Callable[[str], list[int]],
     ) -> EncoderPrompt:
-        """Returns the tokens with which the answer begins, and the picture."""
-        item = one_item(media, "image")
+        """Returns the tokens with which the answer begins, and the item."""
+        item = one_item(media, self.item)
         return EncoderPrompt(ids=self.begin(text, ids, encode), items=(item,))
 
     def begin(
         self, text: str | None, ids: Sequence[int], encode: Callable[[str], list[int]]
     ) -> tuple[int, ...]:
         """Returns the first tokens of the decoder; see divide."""
-        own = ids if text is None else encode(text.replace(MARKER, "").strip())
+        own = ids if text is None else encode(text.replace(self.marker, "").strip())
         is_whole = bool(own) and (self._is_replaced or own[0] == self._start)
         return tuple(own) if is_whole else (self._start, *own)

@@ -4,7 +4,7 @@
     x = x + cross attention(norm(x))
     x = x + mlp(norm(x))                gated
 
-Shapes: T tokens, L tokens of a sound, H heads, D head size.
+Shapes: T tokens, L tokens of a sound, H heads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from mmdeploy_llm.layers import (
 from mmdeploy_llm.weights.map import Target, WeightMap
 from mmdeploy_llm_plugins.encoder_decoder.decoder import (
     NORM_EPS,
+    CrossAttention,
     CrossDecoderConfig,
     EncoderDecoderLM,
     activation_of,
@@ -45,6 +47,7 @@ NAMES = (
     (r"^model\.decoder\.", "decoder."),
     (r"^proj_out\.", "lm_head."),
     (r"^(decoder\.layers\.\d+\.mlp)\.fc2\.", r"\1.down_proj."),
+    (r"^(decoder\.layers\.\d+\.encoder_attn)\.o_proj\.", r"\1.out_proj."),
 )
 UP_AND_GATE = ".mlp.fc1."
 
@@ -52,13 +55,13 @@ UP_AND_GATE = ".mlp.fc1."
 class SelfAttention(nn.Module):
     """Attention to the sequence so far."""
 
-    def __init__(self, config: CrossDecoderConfig, layer: int, has_bias: bool) -> None:
+    def __init__(self, config: CrossDecoderConfig, layer: int) -> None:
         super().__init__()
         size = config.hidden_size
         self.layer, self.num_heads, self.head_dim = layer, config.num_heads, config.head_dim
         parts = {"q_proj": size, "k_proj": size, "v_proj": size}
-        self.qkv_proj = MergedLinear(size, parts, bias=has_bias)
-        self.o_proj = Linear(size, size)
+        self.qkv_proj = MergedLinear(size, parts, bias=config.bias)
+        self.o_proj = Linear(size, size, bias=config.out_bias)
 
     def forward(self, x: Tensor, inputs: ForwardInputs, rope: Any) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
@@ -69,39 +72,14 @@ class SelfAttention(nn.Module):
         return out
 
 
-class CrossAttention(nn.Module):
-    """Attention to a sound."""
-
-    def __init__(self, config: CrossDecoderConfig, layer: int, has_bias: bool) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.layer, self.shape = layer, (-1, config.num_heads, config.head_dim)
-        self.q_proj = Linear(size, size, bias=has_bias)
-        self.kv_proj = MergedLinear(size, {"k_proj": size, "v_proj": size}, bias=has_bias)
-        self.o_proj = Linear(size, size)
-
-    def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
-        """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
-        assert inputs.cross is not None, "the model has the attribute cross"
-        q = self.q_proj(x).view(self.shape)
-        out: Tensor = self.o_proj(inputs.cross.attend(self.layer, q).flatten(1))
-        return out
-
-    def keys_values(self, states: Tensor) -> Tensor:
-        """Returns keys and values of a sound, [L, hidden] -> [2, L, H, D]."""
-        both = self.kv_proj(states).view(states.shape[0], 2, *self.shape[1:])
-        out: Tensor = both.transpose(0, 1).contiguous()
-        return out
-
-
 class MoonshineLayer(nn.Module):
     """Self attention, cross attention and MLP, each with a norm before it."""
 
-    def __init__(self, config: CrossDecoderConfig, layer: int, has_bias: bool) -> None:
+    def __init__(self, config: CrossDecoderConfig, layer: int) -> None:
         super().__init__()
         size = config.hidden_size
-        self.self_attn = SelfAttention(config, layer, has_bias)
-        self.encoder_attn = CrossAttention(config, layer, has_bias)
+        self.self_attn = SelfAttention(config, layer)
+        self.encoder_attn = CrossAttention(config, layer)
         activation = activation_of(config.activation)
         self.mlp = GatedMLP(size, config.intermediate_size, bias=True, activation=activation)
         self.input_layernorm, self.post_attention_layernorm, self.final_layernorm = (
@@ -119,11 +97,11 @@ class MoonshineLayer(nn.Module):
 class MoonshineDecoder(nn.Module):
     """Computes the hidden states of all tokens."""
 
-    def __init__(self, config: CrossDecoderConfig, rotary: RotaryConfig, has_bias: bool) -> None:
+    def __init__(self, config: CrossDecoderConfig, rotary: RotaryConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            MoonshineLayer(config, layer, has_bias) for layer in range(config.num_layers)
+            MoonshineLayer(config, layer) for layer in range(config.num_layers)
         )
         self.norm = new_norm(config.hidden_size)
         self.rotary = Rotary(rotary)
@@ -169,10 +147,13 @@ class MoonshineForConditionalGeneration(EncoderDecoderLM):
             encoder_positions=0,
             num_positions=config.max_position_embeddings,
             activation=config.decoder_hidden_act,
+            bias=config.attention_bias,
+            key_bias=config.attention_bias,
+            out_bias=False,
             is_tied=config.tie_word_embeddings,
         )
         rotary = rotary_config(config, is_interleaved=True)
-        super().__init__(own, lambda made: MoonshineDecoder(made, rotary, config.attention_bias))
+        super().__init__(own, partial(MoonshineDecoder, rotary=rotary))
         self.cross = replace(self.cross, longest=None)  # sounds have any length
         # A copy: its layers write the number of their heads into it.
         self.encoder = TransformersTower(copy.deepcopy(config), MoonshineEncoder)

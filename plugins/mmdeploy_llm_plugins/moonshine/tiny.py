@@ -11,18 +11,13 @@ from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.testing.tiny import VOCAB_SIZE, Family, MediaForm
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEXTS
 
 from .sound import tokens_of
 
 NUM_SAMPLES = 16_000
 LAST = ("</s>", "<s>")  # after the words
 END, START = VOCAB_SIZE, VOCAB_SIZE + 1
-# Published ones have no template, and get one of the texts alone.
-TEXTS = (
-    "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
-    "{%- for p in m.content -%}{%- if p.type == 'text' -%}{{- p.text -}}{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
-)
 
 
 def _moonshine(tokenizer: Any, options: Mapping[str, Any]) -> Any:
@@ -73,7 +68,7 @@ def _prompt(
 MOONSHINE = Family(
     architecture="MoonshineForConditionalGeneration",
     make_config=_moonshine,
-    chat_template=TEXTS,
+    chat_template=TEXTS,  # published ones have none
     eos_token=LAST[0],
     last_tokens=LAST,
     files={

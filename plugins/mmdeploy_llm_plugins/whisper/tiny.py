@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.testing.tiny import VOCAB_SIZE, Family, MediaForm
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEXTS
 
 NUM_FRAMES, NUM_MELS = 400, 16
 LANGUAGES = ("<|en|>", "<|de|>", "<|zh|>")
@@ -26,12 +27,6 @@ LAST = (
     "<|nospeech|>",
     "<|notimestamps|>",
     *(f"<|{step * 0.02:.2f}|>" for step in range(NUM_FRAMES // 2 + 1)),
-)
-# Published ones have no template, and get one of the texts alone.
-TEXTS = (
-    "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
-    "{%- for p in m.content -%}{%- if p.type == 'text' -%}{{- p.text -}}{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
 )
 END, START = VOCAB_SIZE, VOCAB_SIZE + 1
 NO_TIMES = VOCAB_SIZE + LAST.index("<|notimestamps|>")
@@ -101,7 +96,7 @@ def _prompt(
 WHISPER = Family(
     architecture="WhisperForConditionalGeneration",
     make_config=_whisper,
-    chat_template=TEXTS,
+    chat_template=TEXTS,  # published ones have none
     eos_token=LAST[0],
     last_tokens=LAST,
     generation=_generation,

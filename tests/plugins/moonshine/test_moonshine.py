@@ -46,8 +46,10 @@ def folder(tiny_folder):
     return tiny_folder("moonshine")
 
 
-def test_answers_are_those_of_transformers(folder):
-    """Sounds of several lengths in one step."""
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_answers_are_those_of_transformers(tiny_folder, has_bias):
+    """Sounds of several lengths are answered in one step."""
+    folder = tiny_folder("moonshine", attention_bias=has_bias)
     sounds = [samples(seed, seconds) for seed, seconds in enumerate((0.5, 2.0, 1.25, 3.1))]
     model = transformers.MoonshineForConditionalGeneration.from_pretrained(folder).eval()
     expected = []
