@@ -87,7 +87,7 @@ def test_the_program_names_its_options(tmp_path, monkeypatch, png, words, messag
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_is_told_at_once_which_model_starts(monkeypatch, capsys, is_terminal):
-    """Where standard error is a file or a pipe, it holds results of the run only."""
+    """A file or a pipe in place of the terminal gets no such line."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     say_what_starts("models/some")
     assert capsys.readouterr().err == ("starting models/some ...\n" if is_terminal else "")

@@ -331,7 +331,7 @@ LOSSLESS = {"w64": "pcm_s16le", "aiff": "pcm_s16be", "mov": "pcm_s16le"}
 
 @pytest.mark.parametrize("name", ["wav", "RF64", *LOSSLESS])
 def test_files_that_were_written_into_one_are_all_heard(decoder, name):
-    """As by `cat a.wav b.wav c.wav`; FFmpeg reads the first."""
+    """`cat a.wav b.wav c.wav` writes such files, of which FFmpeg reads the first part."""
     pieces = [noise(seconds, seed=at) for at, seconds in enumerate((1, 0.5, 2))]
     if name in LOSSLESS:
         files = [encoded(piece, LOSSLESS[name], name) for piece in pieces]

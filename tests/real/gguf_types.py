@@ -92,10 +92,10 @@ class Quantizer:
         """Quantizes rows [n, k] of float32 to bytes [n, B]. importance: of the columns, [k]."""
         rows, columns = values.shape
         values = np.ascontiguousarray(values)
-        made = np.empty((rows, self._row_size(int(kind), columns)), np.uint8)
+        coded = np.empty((rows, self._row_size(int(kind), columns)), np.uint8)
         weights = None if importance is None else importance.astype(np.float32).ctypes.data
-        self._quantize(int(kind), values.ctypes.data, made.ctypes.data, 0, rows, columns, weights)
-        return made
+        self._quantize(int(kind), values.ctypes.data, coded.ctypes.data, 0, rows, columns, weights)
+        return coded
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_one_window_is_that_of_transformers(model):
 
 @pytest.mark.parametrize("model", speech.MODELS)
 def test_faster_whisper_hears_the_same_once_clips_are_filled_with_silence(model):
-    """Of eleven short clips it hears three or four otherwise than transformers and this engine."""
+    """It hears three or four of eleven short clips otherwise than transformers and this engine."""
     spoken = [*speech.sentences(), *speech.commands()]
     prompt = "<|timestamps|><|en|>" if model == "whisper-base" else "<|timestamps|>"
     ours = [speech.text_of(model, ids) for ids in speech.one_window(model, spoken, prompt)]

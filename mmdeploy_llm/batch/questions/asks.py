@@ -85,14 +85,13 @@ class Asks:
 
 
 NO_ASKS = Asks()
-UNASKED: Mapping[str, Any] = {"too_long": "error", "num_windows": 1}
 
 
 def vector_values(wanted: PoolingRequest) -> dict[str, Any]:
     """Returns for a configuration how vectors are made, without what the model's folder says."""
-    given = {name: value for name, value in asdict(wanted).items() if value}
+    plain = asdict(PoolingRequest())
+    given = {n: value for n, value in asdict(wanted).items() if value and value != plain[n]}
     given.pop("is_document", None)  # every vector of a corpus is one
-    given = {name: value for name, value in given.items() if value != UNASKED.get(name)}
     if wanted.normalize is False:
         given["normalize"] = False
     return {"vectors.what": "vector", **{f"vectors.{name}": own for name, own in given.items()}}

@@ -35,9 +35,9 @@ model will answer: a folder of images and videos (each is described), or a JSONL
 file of requests as `mmdeploy-llm batch` reads them, or `builtin`, the 59 short
 prompts that come with this program (prose, chats, code, eleven languages). The
 model answers them once; then its decoder is scaled (AWQ) and rounded (GPTQ), two
-layers at a time, so that these prompts and answers change least. Every tenth item is held out: on
-these, perplexity and divergence before and after are printed and written to
-OUTPUT/quantization_loss.json.
+layers at a time, so that these prompts and answers change least. Every tenth item
+is held out: on these, perplexity and divergence before and after are printed and
+written to OUTPUT/quantization_loss.json.
 
 \b
 Examples:

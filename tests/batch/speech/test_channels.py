@@ -208,7 +208,7 @@ def test_words_that_leak_into_the_other_channel_stay(tmp_path):
 
 
 def test_all_formats_show_the_speaker(tmp_path):
-    """As FFmpeg and pysubs2 read them."""
+    """FFmpeg and pysubs2 read what stands in the files."""
     pysubs2 = pytest.importorskip("pysubs2", reason="needs pysubs2, which the extra 'dev' installs")
     found = transcribed(tmp_path / "a.wav", wav16(CALL)).lines
     shown = [f"{speaker}: {text}" for speaker, text, _ in TURNS]

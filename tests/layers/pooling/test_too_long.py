@@ -82,8 +82,8 @@ def theirs_of(folder):
     ],
 )
 def test_the_limit_is_that_of_sentence_transformers(folder, limits):
-    """Of sentence_bert_config.json first; else the smaller one of the tokenizer's and the model's
-    positions. What tokenizer.json cuts at does not count."""
+    """sentence_bert_config.json says it first; else it is the smaller one of the tokenizer's and
+    the model's positions. What tokenizer.json cuts at does not count."""
     name = folder(*limits)
     theirs = theirs_of(name)
     with LLM(name, **OPTIONS) as llm:
