@@ -1,0 +1,159 @@
+"""Plans the windows of a sound that a model hears: of all of it, or of its speech alone.
+
+    recording        [ speech ]...........[ speech ]....[ speech, longer than a window      ]
+    windows of all   [-----------------]
+                                [-----------------]  ...          each overlaps the one before
+    of its speech    [ speech ][ speech ]               [-----------------]
+                      one window, two pieces                       [------------------------]
+
+A window of speech has pieces of the recording beside each other, without the silence between them;
+it ends in a pause. Only of speech without a pause do windows overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Self
+
+import numpy as np
+
+from mmdeploy_llm.errors import ConfigError
+
+PADDING = 0.3  # seconds around speech that are heard too: beginnings and ends of words are faint
+KEPT = 1.0  # seconds of silence at most, beside those, that are heard too
+ACROSS = 0.4  # seconds on both sides of a place where silence was left out, of a line across it
+
+Stretch = tuple[int, int]  # first sample and end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Samples first .. end of a channel of a sound. channel: from 0; of a mixed sound 0. pieces:
+    what of it is heard, in order; (): all. overlaps: whether it begins in the window before."""
+
+    first: int
+    end: int
+    channel: int = 0
+    pieces: tuple[Stretch, ...] = ()
+    overlaps: bool = False
+
+    def sound(self, samples: np.ndarray) -> np.ndarray:
+        """Returns what is heard of the samples of its channel."""
+        pieces = [samples[first:end] for first, end in self._pieces]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    @property
+    def num_heard(self) -> int:
+        """The number of samples of all pieces."""
+        return sum(end - first for first, end in self._pieces)
+
+    def span(self, start: int, end: int) -> Stretch:
+        """Returns the samples of the channel that are heard from `start` to `end` of the window, in
+        one piece: that in which the middle lies. Whole numbers of samples."""
+        middle = (start + end) // 2
+        placed = list(self._placed())
+        at, (first, last) = next(
+            (one for one in placed if middle < one[0] + one[1][1] - one[1][0]), placed[-1]
+        )
+        begin, finish = (min(max(first + one - at, first), last) for one in (start, end))
+        return begin, max(begin, finish)
+
+    def is_across(self, start: int, end: int, margin: int) -> bool:
+        """Whether start .. end of the window has more than `margin` samples on both sides of a
+        place where silence was left out."""
+        return any(start + margin < at < end - margin for at, _ in self._placed())
+
+    def parts(self, start: int) -> list[Self]:
+        """Returns a window for each piece that is heard from sample `start` of this one on."""
+        return [
+            replace(self, first=first + max(start - at, 0), end=end, pieces=(), overlaps=False)
+            for at, (first, end) in self._placed()
+            if at + end - first > start
+        ]
+
+    @property
+    def _pieces(self) -> tuple[Stretch, ...]:
+        return self.pieces or ((self.first, self.end),)
+
+    def _placed(self) -> Iterator[tuple[int, Stretch]]:
+        """Yields pieces with the sample of the window at which each begins."""
+        at = 0
+        for first, end in self._pieces:
+            yield at, (first, end)
+            at += end - first
+
+
+def windows_of(num_samples: int, size: int, overlap: int, channel: int = 0) -> Iterator[Window]:
+    """Yields the windows of a channel, in order: all of `size` samples but the last.
+
+    Each begins `overlap` samples before the end of the one before, but none lies in the one before.
+    Raises ConfigError for an overlap of half a window or more.
+    """
+    if not 0 <= 2 * overlap < size:
+        raise ConfigError("the overlap of windows must be 0 or more, and less than half a window")
+    first = 0
+    while True:
+        end = min(first + size, num_samples)
+        yield Window(first=first, end=end, channel=channel, overlaps=first > 0)
+        if end == num_samples:
+            return
+        first = end - overlap
+
+
+def heard_of(voices: Sequence[Stretch], num_samples: int, rate: int) -> list[Stretch]:
+    """Returns the stretches that are heard of a channel: those in which somebody speaks, with
+    PADDING around them, and short silences beside them, each half with one of its neighbours."""
+    padding = round(PADDING * rate)
+    least = round(KEPT * rate) + 2 * padding
+    found = [[max(first - padding, 0), min(end + padding, num_samples)] for first, end in voices]
+    for at, (before, after) in enumerate(zip(voices, voices[1:], strict=False)):
+        if after[0] - before[1] <= least:
+            found[at][1] = found[at + 1][0] = (before[1] + after[0]) // 2
+    if voices and voices[0][0] <= least - padding:
+        found[0][0] = 0
+    if voices and num_samples - voices[-1][1] <= least - padding:
+        found[-1][1] = num_samples
+    return [(first, end) for first, end in found]
+
+
+def spoken_within(start: int, end: int, voices: Sequence[Stretch]) -> Stretch:
+    """Returns start .. end without the silence at both ends; as it is where nobody speaks in it."""
+    own = voices[bisect_right(voices, start, key=itemgetter(1)) :]
+    own = own[: bisect_left(own, end, key=itemgetter(0))]
+    return (max(start, own[0][0]), min(end, own[-1][1])) if own else (start, end)
+
+
+def windows_of_speech(
+    heard: Sequence[Stretch], size: int, overlap: int, channel: int = 0
+) -> Iterator[Window]:
+    """Yields windows of the stretches that are heard, as many in each as fit into `size` samples. A
+    longer stretch has windows of its own, see windows_of."""
+    kept = list[Stretch]()
+    for first, end in heard:
+        if kept and sum(b - a for a, b in kept) + end - first > size:
+            yield _packed(kept, channel)
+            kept = []
+        if end - first <= size:
+            kept.append((first, end))
+            continue
+        for own in windows_of(end - first, size, overlap, channel):
+            yield replace(own, first=own.first + first, end=own.end + first)
+    if kept:
+        yield _packed(kept, channel)
+
+
+def _packed(stretches: Sequence[Stretch], channel: int) -> Window:
+    """Returns a window of stretches; those that touch are one piece."""
+    pieces = [stretches[0]]
+    for first, end in stretches[1:]:
+        if first == pieces[-1][1]:
+            pieces[-1] = (pieces[-1][0], end)
+        else:
+            pieces.append((first, end))
+    return Window(
+        first=pieces[0][0], end=pieces[-1][1], channel=channel,
+        pieces=tuple(pieces) if len(pieces) > 1 else (),
+    )  # fmt: skip
