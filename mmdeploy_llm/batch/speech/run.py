@@ -37,7 +37,6 @@ from .windows import (
 )
 from .writing import DOUBT
 
-
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_COMPRESSED = 2.4  # bytes of a text that become one
 
@@ -117,8 +116,9 @@ class Transcript:
     seconds: its length. languages: those that were recognized, in order. num_silent: windows of
     digital silence. num_unspoken: windows in which nobody speaks, see is_unspoken. num_again:
     windows that were asked for again, see is_poor. doubtful: the seconds from which on lines are
-    marked as doubtful. skipped: seconds without speech that were not heard, and all
-    seconds, of all channels together; None: no detector was asked. notes: see OpenSound. source: what was heard.
+    marked as doubtful. skipped: seconds without speech that were not heard, and all seconds, of
+    all channels together; None: no detector was asked. notes: see OpenSound. source: what was
+    heard.
     """
 
     path: Path
@@ -483,7 +483,8 @@ def detector_of(
     detector = given or VoiceDetector()
     if detector.rate != rule.rate:
         raise ConfigError(
-            f"vad hears {detector.rate} samples per second and this model {rule.rate}; leave vad out"
+            f"vad hears {detector.rate} samples per second and this model {rule.rate}; leave vad "
+            "out"
         )
     return detector
 

@@ -6,9 +6,9 @@ talks/a.source            {"srt": {"source": "a.mp3", "bytes": ..., "modified": 
                           "model": ..., "values": {...}, "skipped": {...}}, "txt": {...}}
 
 source is a path beneath the folder of the file. modified: nanoseconds since 1970. digest: BLAKE2b
-of 160 bits of the bytes. values: what else decides the words, as in the configuration of a batch. skipped:
-{"seconds", "of"}: seconds without speech that were not heard, of so many of all channels; absent
-where no detector of voices was asked.
+of 160 bits of the bytes. values: what else decides the words, as in the configuration of a batch.
+skipped: {"seconds", "of"}, seconds without speech that were not heard, of so many of all channels;
+absent where no detector of voices was asked.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Plans the windows of a sound that a model hears: of all of it, or of its speech alone.
 
-    recording        [ speech ]...........[ speech ]....[ speech, longer than a window      ]
-    windows of all   [-----------------]
-                                [-----------------]  ...          each overlaps the one before
-    of its speech    [ speech ][ speech ]               [-----------------]
-                      one window, two pieces                       [------------------------]
+    recording        [ speech ].......[ speech ].......[ speech, longer than a window ]
+    windows of all   [--------------]
+                                [--------------] ...       each overlaps the one before
+    of its speech    [ speech ][ speech ]              [--------------]
+                      one window, two pieces                      [-------------------]
 
 A window of speech has pieces of the recording beside each other, without the silence between them;
-it ends in a pause. Only of speech without a pause do windows overlap.
+it is cut in silence. Where speech goes on for longer than a window, its windows overlap, as those
+of a whole recording do: one in which nothing is left out has the same transcript.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import itemgetter
 from typing import Self
 
@@ -105,18 +107,19 @@ def windows_of(num_samples: int, size: int, overlap: int, channel: int = 0) -> I
 
 def heard_of(voices: Sequence[Stretch], num_samples: int, rate: int) -> list[Stretch]:
     """Returns the stretches that are heard of a channel: those in which somebody speaks, with
-    PADDING around them, and short silences beside them, each half with one of its neighbours."""
+    PADDING around them, and silences between them and at both ends that are not longer than KEPT
+    besides."""
     padding = round(PADDING * rate)
-    least = round(KEPT * rate) + 2 * padding
-    found = [[max(first - padding, 0), min(end + padding, num_samples)] for first, end in voices]
-    for at, (before, after) in enumerate(zip(voices, voices[1:], strict=False)):
-        if after[0] - before[1] <= least:
-            found[at][1] = found[at + 1][0] = (before[1] + after[0]) // 2
-    if voices and voices[0][0] <= least - padding:
-        found[0][0] = 0
-    if voices and num_samples - voices[-1][1] <= least - padding:
-        found[-1][1] = num_samples
-    return [(first, end) for first, end in found]
+    found = list[Stretch]()
+    for voice in voices:
+        first, end = max(voice[0] - padding, 0), min(voice[1] + padding, num_samples)
+        before = found[-1][1] if found else 0
+        if first - before <= KEPT * rate:
+            first = found.pop()[0] if found else 0
+        found.append((first, end))
+    if found and num_samples - found[-1][1] <= KEPT * rate:
+        found[-1] = found[-1][0], num_samples
+    return found
 
 
 def spoken_within(start: int, end: int, voices: Sequence[Stretch]) -> Stretch:
@@ -130,7 +133,7 @@ def windows_of_speech(
     heard: Sequence[Stretch], size: int, overlap: int, channel: int = 0
 ) -> Iterator[Window]:
     """Yields windows of the stretches that are heard, as many in each as fit into `size` samples. A
-    longer stretch has windows of its own, see windows_of."""
+    longer stretch has windows of its own, as a recording of it alone would have."""
     kept = list[Stretch]()
     for first, end in heard:
         if kept and sum(b - a for a, b in kept) + end - first > size:
@@ -146,14 +149,5 @@ def windows_of_speech(
 
 
 def _packed(stretches: Sequence[Stretch], channel: int) -> Window:
-    """Returns a window of stretches; those that touch are one piece."""
-    pieces = [stretches[0]]
-    for first, end in stretches[1:]:
-        if first == pieces[-1][1]:
-            pieces[-1] = (pieces[-1][0], end)
-        else:
-            pieces.append((first, end))
-    return Window(
-        first=pieces[0][0], end=pieces[-1][1], channel=channel,
-        pieces=tuple(pieces) if len(pieces) > 1 else (),
-    )  # fmt: skip
+    pieces = tuple(stretches) if len(stretches) > 1 else ()
+    return Window(first=stretches[0][0], end=stretches[-1][1], channel=channel, pieces=pieces)

@@ -2,7 +2,9 @@
 that the right answers follow from how each sound was made."""
 
 import json
+import sys
 from dataclasses import asdict
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from mmdeploy_llm.batch.speech.plan import made_by, plan
 from mmdeploy_llm.batch.speech.run import Transcriber, Wish, detector_of
-from mmdeploy_llm.batch.speech.windows import heard_of, windows_of_speech
+from mmdeploy_llm.batch.speech.windows import heard_of, windows_of, windows_of_speech
 from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Heard, Spoken
@@ -156,15 +158,23 @@ def test_long_speech_without_a_pause_has_windows_that_overlap(tmp_path):
     assert sum(engine.lengths) > 7.6
 
 
-def test_windows_end_in_pauses():
-    """Two stretches of 2 s do not fit into 3 s: the cut is in the pause, and nothing is lost."""
+def test_without_long_silence_windows_are_those_of_the_whole_recording():
+    """Stretches of 2 s with pauses of 0.6 s: a cut in a pause costs words, overlaps do not."""
     voices = [(0, 2 * RATE), (round(2.6 * RATE), 4 * RATE), (round(4.6 * RATE), 6 * RATE)]
     heard = heard_of(voices, 6 * RATE, RATE)
-    assert sum(end - first for first, end in heard) == 6 * RATE
-    windows = list(windows_of_speech(heard, 3 * RATE, RATE))
-    cuts = [one.end / RATE for one in windows]
-    assert cuts == pytest.approx([2.3, 4.3, 6.0])
-    assert not any(one.overlaps or one.pieces for one in windows)
+    assert heard == [(0, 6 * RATE)]
+    assert list(windows_of_speech(heard, 3 * RATE, RATE)) == list(
+        windows_of(6 * RATE, 3 * RATE, RATE)
+    )
+
+
+def test_windows_are_cut_in_silence():
+    """Three stretches of 1.2 s fit into 3 s by twos."""
+    voices = [(at * RATE, round((at + 1.2) * RATE)) for at in (10, 20, 30)]
+    windows = list(windows_of_speech(heard_of(voices, 60 * RATE, RATE), 4 * RATE, RATE))
+    cuts = [[(a / RATE, b / RATE) for a, b in one.pieces] for one in windows]
+    assert cuts == [[(9.7, 11.5), (19.7, 21.5)], []]
+    assert (windows[1].first, windows[1].end) == (29.7 * RATE, 31.5 * RATE)
 
 
 def test_random_voices_are_all_heard_once():
@@ -175,7 +185,7 @@ def test_random_voices_are_all_heard_once():
         edges = np.sort(rng.choice(100_000, 2 * rng.integers(1, 12), replace=False))
         voices = [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
         heard = heard_of(voices, 100_000, 1000)
-        assert all(a[1] <= b[0] for a, b in zip(heard, heard[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in pairwise(heard))
         windows = list(windows_of_speech(heard, 30_000, 5000))
         counts = np.zeros(100_000, int)
         place = np.arange(100_000)
@@ -233,7 +243,7 @@ def test_another_rate_than_the_models_is_refused():
 def test_without_the_package_the_error_says_how_to_install(monkeypatch):
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
-    monkeypatch.setitem(__import__("sys").modules, "silero_vad", None)
+    monkeypatch.setitem(sys.modules, "silero_vad", None)
     with pytest.raises(ConfigError) as found:
         VoiceDetector()
     assert str(found.value) == NOT_INSTALLED
