@@ -29,7 +29,7 @@ PAUSE = 500  # ms of silence that end a stretch: more than pauses between words
 
 
 class FindsVoices(Protocol):
-    """What finds speech in sounds. rate: samples per second that it hears."""
+    """Finds speech in sounds. rate: samples per second that it hears."""
 
     rate: int
 
