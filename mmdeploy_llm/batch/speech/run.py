@@ -504,8 +504,9 @@ def _skipped(file: _File) -> tuple[float, float] | None:
 
 def _begin(file: _File, index: int, part: _Part) -> float:
     """Returns the second of a file at which the sound of an answer begins."""
-    first = round(part.first * file.rate)
-    return file.windows[index].span(first, first)[0] / file.rate
+    sample = round(part.first * file.rate)
+    at, (first, _) = file.windows[index].piece_at(sample)
+    return part.first + (first - at) / file.rate
 
 
 def _span(spoken: Spoken, first: int, end: int, rate: int) -> tuple[int, int]:
@@ -515,17 +516,26 @@ def _span(spoken: Spoken, first: int, end: int, rate: int) -> tuple[int, int]:
     return begin, max(begin, last)
 
 
+def _place(file: _File, window: Window, first: float, spoken: Spoken) -> tuple[float, float]:
+    """Returns what is added to the times of a sentence that was heard from `first` seconds in a
+    window on, to be those of the file; and the second at which the piece ends that it lies in."""
+    begin, end = _span(spoken, round(first * file.rate), window.num_heard, file.rate)
+    at, (start, last) = window.piece_at((begin + end) // 2)
+    return first + (start - at) / file.rate, last / file.rate
+
+
 def _times(file: _File, window: Window, first: float, spoken: Spoken) -> tuple[float, float]:
-    """Returns the seconds of a file at which a sentence begins and ends that was heard from
-    `first` seconds in a window on; where speech was found, no silence before and after it."""
-    if file.voices:
-        span = _span(spoken, round(first * file.rate), window.num_heard, file.rate)
-        begin, end = spoken_within(*window.span(*span), file.voices[window.channel])
-        return begin / file.rate, end / file.rate
-    start, end_of_window = window.first / file.rate + first, window.end / file.rate
-    at = min(start + spoken.start, end_of_window)
-    last = end_of_window if spoken.end is None else min(start + spoken.end, end_of_window)
-    return at, max(at, last)
+    """Returns the seconds of a file at which a sentence begins and ends; where speech was found, no
+    silence before and after it. first: see _place."""
+    added, latest = _place(file, window, first, spoken)
+    begin = min(added + spoken.start, latest)
+    end = latest if spoken.end is None else min(added + spoken.end, latest)
+    end = max(begin, end)
+    if not file.voices:
+        return begin, end
+    voices = file.voices[window.channel]
+    own = spoken_within(round(begin * file.rate), round(end * file.rate), voices)
+    return own[0] / file.rate, own[1] / file.rate
 
 
 def _is_spoken(file: _File, window: Window, first: int) -> bool:

@@ -51,16 +51,11 @@ class Window:
         """The number of samples of all pieces."""
         return sum(end - first for first, end in self._pieces)
 
-    def span(self, start: int, end: int) -> Stretch:
-        """Returns the samples of the channel that are heard from `start` to `end` of the window, in
-        one piece: that in which the middle lies. Whole numbers of samples."""
-        middle = (start + end) // 2
+    def piece_at(self, sample: int) -> tuple[int, Stretch]:
+        """Returns the piece that holds a sample of the window, or the last one: the sample of the
+        window at which it begins, and its samples of the channel."""
         placed = list(self._placed())
-        at, (first, last) = next(
-            (one for one in placed if middle < one[0] + one[1][1] - one[1][0]), placed[-1]
-        )
-        begin, finish = (min(max(first + one - at, first), last) for one in (start, end))
-        return begin, max(begin, finish)
+        return next((one for one in placed if sample < one[0] + one[1][1] - one[1][0]), placed[-1])
 
     def is_across(self, start: int, end: int, margin: int) -> bool:
         """Whether start .. end of the window has more than `margin` samples on both sides of a
