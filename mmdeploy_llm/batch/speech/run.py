@@ -18,41 +18,24 @@ from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
-from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules, Sureness
+from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules, Spoken, Sureness
 from mmdeploy_llm.media import SoundDecoder, read_beneath
+from mmdeploy_llm.media.sound.voice import FindsVoices, VoiceDetector
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
 from .joining import Line, joined
 from .sources import Source
+from .windows import (
+    ACROSS,
+    Stretch,
+    Window,
+    heard_of,
+    spoken_within,
+    windows_of,
+    windows_of_speech,
+)
 from .writing import DOUBT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Samples first .. end of a channel of a sound. channel: from 0; of a mixed sound 0."""
-
-    first: int
-    end: int
-    channel: int = 0
-
-
-def windows_of(num_samples: int, size: int, overlap: int, channel: int = 0) -> Iterator[Window]:
-    """Yields the windows of a channel, in order: all of `size` samples but the last.
-
-    Each begins `overlap` samples before the end of the one before, but none lies in the one before.
-    Raises ConfigError for an overlap of half a window or more.
-    """
-    if not 0 <= 2 * overlap < size:
-        raise ConfigError("the overlap of windows must be 0 or more, and less than half a window")
-    first = 0
-    while True:
-        end = min(first + size, num_samples)
-        yield Window(first=first, end=end, channel=channel)
-        if end == num_samples:
-            return
-        first = end - overlap
-
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_COMPRESSED = 2.4  # bytes of a text that become one
@@ -91,6 +74,7 @@ OVERLAP = 5.0  # seconds that windows share, where nothing else is said
 SEED = 0  # of answers that are asked for again, so that a run can be repeated
 SHORTEST = 0.1  # seconds of a last window that is heard
 MOST_AGAIN = 64  # windows that wait to be asked for again, of files that are not written until then
+SHORTEST_VOICE = 0.2  # seconds of speech that begins after them
 SHORTEST_REST = 1.0  # seconds after the last word of a window that are asked for again
 MOST_NAMED = 5  # moments in a line about a file
 SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
@@ -103,7 +87,8 @@ class Wish:
     language: by code or English name; None: recognized in each window. before: words said before,
         or names to be spelled so. overlap: seconds that windows share; None: OVERLAP, or less of a
         model that hears less than four times that at once. channels: "mixed" to one, or "apart":
-        each is a speaker.
+        each is a speaker. vad: whether only the stretches are heard in which a detector of voices
+        finds speech.
     """
 
     language: str | None = None
@@ -111,6 +96,7 @@ class Wish:
     before: str = ""
     overlap: float | None = None
     channels: str = CHANNELS[0]
+    vad: bool = False
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -130,7 +116,9 @@ class Transcript:
     seconds: its length. languages: those that were recognized, in order. num_silent: windows of
     digital silence. num_unspoken: windows in which nobody speaks, see is_unspoken. num_again:
     windows that were asked for again, see is_poor. doubtful: the seconds from which on lines are
-    marked as doubtful. notes: see OpenSound. source: what was heard.
+    marked as doubtful. skipped: seconds without speech that were not heard, and all seconds, of
+    all channels together; None: no detector was asked. notes: see OpenSound. source: what was
+    heard.
     """
 
     path: Path
@@ -142,6 +130,7 @@ class Transcript:
     num_unspoken: int = 0
     num_again: int = 0
     doubtful: tuple[float, ...] = ()
+    skipped: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
     error: str | None = None
 
@@ -149,6 +138,8 @@ class Transcript:
     def told(self) -> str:
         """A line about the file: its length, its lines, and what was asked for again."""
         parts = [f"{self.seconds:.0f} s", _counted(len(self.lines), "line"), *self.languages]
+        if self.skipped is not None:
+            parts.append(skipped_told(*self.skipped))
         if self.num_silent:
             parts.append(f"{_counted(self.num_silent, 'window')} of digital silence")
         if self.num_unspoken:
@@ -174,13 +165,20 @@ class _Part:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _File:
-    """A file in work. windows: of its channels, one after the other; heard: what was heard in each,
-    by index. again, unspoken: indices of windows, see Transcript."""
+    """A file in work. num_samples: of each channel. windows: of its channels, one after the other,
+    and then what became of windows that were parted; heard: what was heard in each, by index.
+    again, unspoken: indices of windows, see Transcript. voices: of each channel the stretches in
+    which somebody speaks; (): not known. skipped: samples that are not heard, of all channels;
+    None: no detector was asked."""
 
     path: Path
     source: Source | None = None
     windows: list[Window]
     rate: int
+    num_samples: int = 0
+    num_channels: int = 1
+    voices: tuple[Sequence[Stretch], ...] = ()
+    skipped: int | None = None
     num_left: int = 0
     num_silent: int = 0
     notes: tuple[str, ...] = ()
@@ -191,14 +189,21 @@ class _File:
 
 
 class Transcriber:
-    """Transcribes files with one model.
+    """Transcribes files with one model. detector: of voices, for a wish with vad; None: see
+    detector_of.
 
     Raises ConfigError for windows that overlap by half of what the model hears at once.
     """
 
     def __init__(
-        self, llm: LoadedModel, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
+        self,
+        llm: LoadedModel,
+        rule: SpeechRules,
+        wish: Wish,
+        limits: MediaLimits | None = None,
+        detector: FindsVoices | None = None,
     ) -> None:
+        self._detector = detector_of(wish, rule, detector)
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
         self._language, self._is_apart = wish.language, wish.channels == "apart"
         self._prompt = rule.prompt(wish.language, wish.task, wish.before)
@@ -224,10 +229,11 @@ class Transcriber:
             decoder.close()
 
     def _answers(self, asks: Iterator[Ask]) -> Iterator[Transcript]:
-        """Asks, and then for what is left of windows whose answers ended early."""
+        """Asks, and then for what is left of windows whose answers ended early, or were parted."""
         yield from self._tries(asks)
-        rests, self._rests = self._rests, []
-        yield from self._tries(iter(rests))
+        while self._rests:
+            rests, self._rests = self._rests, []
+            yield from self._tries(iter(rests))
 
     def _tries(self, asks: Iterator[Ask]) -> Iterator[Transcript]:
         """Asks, and asks again where answers are poor."""
@@ -274,16 +280,12 @@ class Transcriber:
                 num_bytes=len(blob),
                 modified=state[1] if state is not None else 0,
             )
-            file.windows = [
-                window
-                for at, samples in enumerate(channels)
-                for window in windows_of(len(samples), self._size, self._overlap, at)
-            ]
+            self._plan(file, channels)
             long = [
-                (index, channels[window.channel, window.first : window.end])
+                (index, window.sound(channels[window.channel]))
                 for index, window in enumerate(file.windows)
                 # else a last rest
-                if not window.first or window.end - window.first >= SHORTEST * self._rule.rate
+                if not window.overlaps or window.end - window.first >= SHORTEST * self._rule.rate
             ]
             asked = [(index, own) for index, own in long if _is_heard(own)]
             file.num_left, file.num_silent = len(asked), len(long) - len(asked)
@@ -297,6 +299,26 @@ class Transcriber:
                 yield self._ask(file, index, own, 0.0)
             if len(self._again) + len(self._rests) >= MOST_AGAIN:
                 return
+
+    def _plan(self, file: _File, channels: np.ndarray) -> None:
+        """Plans the windows of a file: of all of it, or of its speech alone."""
+        file.num_channels, file.num_samples = channels.shape
+        own = list[Window]()
+        if self._detector is None:
+            for at in range(file.num_channels):
+                own += windows_of(file.num_samples, self._size, self._overlap, at)
+            file.windows = own
+            return
+        file.voices = tuple(self._detector.stretches(samples) for samples in channels)
+        file.skipped = channels.size
+        for at, voices in enumerate(file.voices):
+            heard = heard_of(voices, file.num_samples, file.rate)
+            own += windows_of_speech(heard, self._size, self._overlap, at)
+            file.skipped -= sum(end - first for first, end in heard)
+            if not voices:
+                where = f"in channel {at + 1}" if file.num_channels > 1 else "in it"
+                file.notes += (f"nobody speaks {where}",)
+        file.windows = own
 
     def _ask(self, file: _File, index: int, samples: np.ndarray, first: float) -> Ask:
         """Returns the request for a window, from `first` seconds in it on."""
@@ -320,6 +342,8 @@ class Transcriber:
                     return
                 heard, is_guess = self._rule.read(own.token_ids), poor or is_doubtful(sure)
                 part = _Part(heard=heard, first=begin, is_doubtful=is_guess)
+                if self._is_parted(answer.ask, part):
+                    return
                 file.heard.setdefault(index, []).append(part)
             elif not begin:
                 file.unspoken.add(index)
@@ -327,7 +351,7 @@ class Transcriber:
                 return
         else:
             window = file.windows[index]
-            channel = f"channel {window.channel + 1}, " if file.windows[-1].channel else ""
+            channel = f"channel {window.channel + 1}, " if file.num_channels > 1 else ""
             where = f"{channel}from second {window.first / file.rate:g} on"
             file.error = file.error or f"{where}: {output.error_msg}"
         file.num_left -= 1
@@ -336,36 +360,54 @@ class Transcriber:
 
     def _is_left(self, ask: Ask, part: _Part) -> bool:
         """Asks for the rest of a window whose answer ends before the overlap with the next one
-        begins, which would have it without its begin. Returns whether there is such a rest."""
+        begins, which would have it without its begin; or ends before the speech does that was
+        found in it. Returns whether there is such a rest."""
         file, index, _ = ask.item
         last = part.heard.spoken[-1].end if part.heard.spoken else None
-        if part.is_doubtful or last is None or index + 1 == len(file.windows):
+        if part.is_doubtful or last is None:
             return False
-        window, following = file.windows[index], file.windows[index + 1]
-        if following.channel != window.channel:
-            return False
-        first = round(last * file.rate)
+        window, first = file.windows[index], round(last * file.rate)
         asked: Any = ask.prompt
         rest = asked["multimodal_data"]["audio"]["array"][first:]
-        if window.first + first > following.first or not _is_heard(rest):
-            return False
-        if len(rest) < SHORTEST_REST * file.rate:
+        following = file.windows[index + 1] if index + 1 < len(file.windows) else None
+        if following is not None and following.overlaps:
+            is_left = window.first + first <= following.first and _is_heard(rest)
+            is_left = is_left and len(rest) >= SHORTEST_REST * file.rate
+        else:
+            is_left = bool(file.voices) and _is_spoken(file, window, first)
+        if not is_left:
             return False
         self._rests.append(self._ask(file, index, rest, last))
+        return True
+
+    def _is_parted(self, ask: Ask, part: _Part) -> bool:
+        """Asks for each piece of a window alone where a line is said to go on after silence that
+        was left out: nothing says which of its words were said before. Returns whether it is so."""
+        file, index, begin = ask.item
+        window, rate = file.windows[index], file.rate
+        asked: Any = ask.prompt
+        samples = asked["multimodal_data"]["audio"]["array"]
+        at = round(begin * rate)
+        spans = (_span(one, at, at + len(samples), rate) for one in part.heard.spoken)
+        if not any(window.is_across(*span, round(ACROSS * rate)) for span in spans):
+            return False
+        for own in window.parts(at):
+            long = own.end - own.first
+            self._rests.append(self._ask(file, len(file.windows), samples[:long], 0.0))
+            file.windows.append(own)
+            file.num_left += 1
+            samples = samples[long:]
+        file.num_left -= 1
         return True
 
     def _finished(self) -> Iterator[Transcript]:
         while self._ready:
             file = self._ready.popleft()
-            seconds = file.windows[-1].end / file.rate if file.windows else 0.0
+            seconds = file.num_samples / file.rate
             if file.error is not None:
                 yield Transcript(path=file.path, seconds=seconds, error=file.error)
                 continue
-            parts = [
-                (file.windows[index].first / file.rate, part)
-                for index in sorted(file.heard)
-                for part in file.heard[index]
-            ]
+            parts = [(index, own) for index in sorted(file.heard) for own in file.heard[index]]
             languages = [part.heard.language for _, part in parts]
             yield Transcript(
                 path=file.path,
@@ -377,41 +419,50 @@ class Transcriber:
                 num_unspoken=len(file.unspoken),
                 num_again=len(file.again),
                 doubtful=tuple(
-                    sorted(start + own.first for start, own in parts if own.is_doubtful)
+                    sorted(_begin(file, *part) for part in parts if part[1].is_doubtful)
                 ),
+                skipped=_skipped(file),
                 notes=file.notes,
             )
 
     def _joined(self, file: _File) -> list[Line]:
         """Returns the lines of all channels, by the moments at which they begin; with speakers
-        where there are several channels."""
-        lines, num_channels = list[Line](), file.windows[-1].channel + 1
-        for channel in range(num_channels):
-            speaker = f"channel {channel + 1}" if num_channels > 1 else None
-            indices = (at for at, one in enumerate(file.windows) if one.channel == channel)
-            own = joined([self._lines(file, index) for index in indices])
+        where there are several channels. Windows that overlap are joined."""
+        lines = list[Line]()
+        order = sorted(
+            range(len(file.windows)),
+            key=lambda at: (file.windows[at].channel, file.windows[at].first),
+        )
+        chains = list[list[int]]()
+        for at in order:
+            if file.windows[at].overlaps:
+                chains[-1].append(at)
+            else:
+                chains.append([at])
+        for chain_of in chains:
+            channel = file.windows[chain_of[0]].channel
+            speaker = f"channel {channel + 1}" if file.num_channels > 1 else None
+            own = joined([self._lines(file, at) for at in chain_of])
             lines += (replace(line, speaker=speaker) for line in own)
         return sorted(lines, key=lambda line: line.start)
 
     def _lines(self, file: _File, index: int) -> tuple[float, float, list[Line]]:
         """Returns begin and end of a window in the file, and what was said in it."""
         window, rate = file.windows[index], file.rate
-        start, end = window.first / rate, window.end / rate
         found = list[Line]()
         for part in file.heard.get(index, ()):
             for spoken in part.heard.spoken:
-                text, first = self._text(spoken.ids), start + part.first
-                begin = min(first + spoken.start, end)
-                last = end if spoken.end is None else min(first + spoken.end, end)
+                text = self._text(spoken.ids)
+                start, end = _times(file, window, part.first, spoken)
                 line = Line(
-                    start=begin,
-                    end=max(begin, last),
+                    start=start,
+                    end=end,
                     text=text,
                     language=part.heard.language or self._language,
                     is_doubtful=part.is_doubtful,
                 )
                 found += [line] if text else []
-        return start, end, found
+        return window.first / rate, window.end / rate, found
 
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self._llm.get_tokenizer().decode(list(ids), skip_special_tokens=True)
@@ -420,6 +471,82 @@ class Transcriber:
 
 def _params(temperature: float) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=SEED, logprobs=1, prompt_logprobs=1)
+
+
+def detector_of(
+    wish: Wish, rule: SpeechRules, given: FindsVoices | None = None
+) -> FindsVoices | None:
+    """Returns the detector of voices for a wish, the given one or Silero's; None: it is not wished.
+    Raises ConfigError where it is not installed or hears another rate than the model."""
+    if not wish.vad:
+        return None
+    detector = given or VoiceDetector()
+    if detector.rate != rule.rate:
+        raise ConfigError(
+            f"vad hears {detector.rate} samples per second and this model {rule.rate}; leave vad "
+            "out"
+        )
+    return detector
+
+
+def skipped_told(skipped: float, seconds: float) -> str:
+    """Returns in words what of so many seconds was not heard."""
+    share = skipped / seconds if seconds else 0.0
+    return f"{skipped:.0f} s ({share:.0%}) without speech skipped"
+
+
+def _skipped(file: _File) -> tuple[float, float] | None:
+    """Returns the seconds that were not heard, and all; None: no detector was asked."""
+    if file.skipped is None:
+        return None
+    return file.skipped / file.rate, file.num_samples * file.num_channels / file.rate
+
+
+def _begin(file: _File, index: int, part: _Part) -> float:
+    """Returns the second of a file at which the sound of an answer begins."""
+    sample = round(part.first * file.rate)
+    at, (first, _) = file.windows[index].piece_at(sample)
+    return part.first + (first - at) / file.rate
+
+
+def _span(spoken: Spoken, first: int, end: int, rate: int) -> tuple[int, int]:
+    """Returns the samples of a window of a sentence that was heard in its samples first .. end."""
+    begin = min(first + round(spoken.start * rate), end)
+    last = end if spoken.end is None else min(first + round(spoken.end * rate), end)
+    return begin, max(begin, last)
+
+
+def _place(file: _File, window: Window, first: float, spoken: Spoken) -> tuple[float, float]:
+    """Returns what is added to the times of a sentence that was heard from `first` seconds in a
+    window on, to be those of the file; and the second at which the piece ends that it lies in."""
+    begin, end = _span(spoken, round(first * file.rate), window.num_heard, file.rate)
+    at, (start, last) = window.piece_at((begin + end) // 2)
+    return first + (start - at) / file.rate, last / file.rate
+
+
+def _times(file: _File, window: Window, first: float, spoken: Spoken) -> tuple[float, float]:
+    """Returns the seconds of a file at which a sentence begins and ends; where speech was found, no
+    silence before and after it. first: see _place."""
+    added, latest = _place(file, window, first, spoken)
+    begin = min(added + spoken.start, latest)
+    end = latest if spoken.end is None else min(added + spoken.end, latest)
+    end = max(begin, end)
+    if not file.voices:
+        return begin, end
+    voices = file.voices[window.channel]
+    own = spoken_within(round(begin * file.rate), round(end * file.rate), voices)
+    return own[0] / file.rate, own[1] / file.rate
+
+
+def _is_spoken(file: _File, window: Window, first: int) -> bool:
+    """Whether somebody speaks after sample `first` of a window: goes on for a second, or begins."""
+    voices = file.voices[window.channel]
+    for own in window.parts(first):
+        for begin, end in voices:
+            seconds = (min(end, own.end) - max(begin, own.first)) / file.rate
+            if seconds > (SHORTEST_REST if begin < own.first else SHORTEST_VOICE):
+                return True
+    return False
 
 
 def _is_heard(samples: np.ndarray) -> bool:

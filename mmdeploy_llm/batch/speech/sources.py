@@ -3,10 +3,12 @@ or by another model or other options, is never taken for this one.
 
 talks/a.srt, talks/a.txt  transcripts
 talks/a.source            {"srt": {"source": "a.mp3", "bytes": ..., "modified": ..., "digest": ...,
-                          "model": ..., "values": {...}}, "txt": {...}}
+                          "model": ..., "values": {...}, "skipped": {...}}, "txt": {...}}
 
 source is a path beneath the folder of the file. modified: nanoseconds since 1970. digest: BLAKE2b
 of 160 bits of the bytes. values: what else decides the words, as in the configuration of a batch.
+skipped: {"seconds", "of"}, seconds without speech that were not heard, of so many of all channels;
+absent where no detector of voices was asked.
 """
 
 from __future__ import annotations
@@ -59,9 +61,16 @@ class Sources:
         found = differences(entry, made_by)
         return "; ".join(found) or None
 
-    def write(self, names: Iterable[str], source: Source, made_by: Configuration) -> None:
-        """Says what transcripts of these formats were made of; those of others stay as they are."""
-        entry = {
+    def write(
+        self,
+        names: Iterable[str],
+        source: Source,
+        made_by: Configuration,
+        skipped: tuple[float, float] | None = None,
+    ) -> None:
+        """Says what transcripts of these formats were made of; those of others stay as they are.
+        skipped: see Transcript."""
+        entry: dict[str, Any] = {
             "source": self._relative(source.path),
             "bytes": source.num_bytes,
             "modified": source.modified,
@@ -69,6 +78,8 @@ class Sources:
             "model": made_by.model,
             "values": dict(made_by.values),
         }
+        if skipped is not None:
+            entry["skipped"] = {"seconds": round(skipped[0], 3), "of": round(skipped[1], 3)}
         known = {**self._read(), **dict.fromkeys(names, entry)}
         write(self._path, json.dumps(known, indent=1, default=repr) + "\n")
 

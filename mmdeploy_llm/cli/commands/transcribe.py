@@ -30,7 +30,7 @@ def transcribe(
     check_media(sounds)
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.speech.plan import made_by, open_rule, plan
-    from mmdeploy_llm.batch.speech.run import Transcriber, Wish
+    from mmdeploy_llm.batch.speech.run import Transcriber, Wish, detector_of
     from mmdeploy_llm.batch.speech.writing import read_formats
     from mmdeploy_llm.values.options.config import EngineConfig
 
@@ -39,6 +39,7 @@ def transcribe(
     config = EngineConfig.from_options(desk.model.model, options)
     rule, limits = open_rule(config)
     rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
+    detector = detector_of(wish, rule)
     planned = plan(
         sounds,
         formats,
@@ -54,7 +55,7 @@ def transcribe(
     num_failed = len(planned.refused)
     if planned.tasks:
         with open_llm(desk.model.model, options) as llm:
-            num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
+            num_failed = _run(Transcriber(llm, rule, wish, limits, detector), planned)
     if num_failed:
         raise typer.Exit(SOME_FAILED)
 
@@ -62,7 +63,7 @@ def transcribe(
 def _run(transcriber: Transcriber, planned: Plan) -> int:
     """Says which transcripts are written, as they are, and after Ctrl-C how to go on. Returns how
     many failed."""
-    num_doubtful = 0
+    num_doubtful, skips = 0, list[tuple[float, float]]()
     num_failed, num_written, num_files = len(planned.refused), 0, len(planned.tasks)
     try:
         for found in planned.run(transcriber):
@@ -70,6 +71,7 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
                 typer.echo(found.told)
                 num_written += 1
                 num_doubtful += bool(found.doubtful)
+                skips += [] if found.skipped is None else [found.skipped]
             else:
                 print_error(f"{found.path}: {found.error}")
                 num_failed += 1
@@ -79,5 +81,14 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
         raise
     if num_written + num_failed > 1:
         doubtful = f", {num_doubtful} of them with doubtful lines" if num_doubtful else ""
-        typer.echo(f"{num_written} files transcribed{doubtful}, {num_failed} failed")
+        skipped = f", {_skipped(skips)}" if skips else ""
+        typer.echo(f"{num_written} files transcribed{doubtful}{skipped}, {num_failed} failed")
     return num_failed
+
+
+def _skipped(skips: list[tuple[float, float]]) -> str:
+    """Returns in words what of all files was not heard."""
+    from mmdeploy_llm.batch.speech.run import skipped_told
+
+    skipped, seconds = (sum(column) for column in zip(*skips, strict=True))
+    return skipped_told(skipped, seconds)

@@ -29,6 +29,7 @@ Examples:
   mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
   mmdeploy-llm transcribe call.mp3 --model models/asr --translate
   mmdeploy-llm transcribe calls/ --model models/asr --channels apart
+  mmdeploy-llm transcribe day/ --model models/asr --vad
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
 \b
@@ -83,6 +84,13 @@ class SpeechOptions(Group):
             help="Of stereo and more: mixed to one, or each transcribed as a speaker of its own."
         ),
     ] = Channels.MIXED
+    vad: Annotated[
+        bool,
+        typer.Option(
+            "--vad",
+            help="Find speech first, and leave out where nobody speaks. Needs the extra vad.",
+        ),
+    ] = False
     overlap: Annotated[
         float | None,
         typer.Option(
@@ -102,6 +110,7 @@ class SpeechOptions(Group):
             "before": text_value("--words", self.words) or "",
             "overlap": self.overlap,
             "channels": self.channels.value,
+            "vad": self.vad,
         }
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from mmdeploy_llm.batch.speech.joining import Line, joined
 from mmdeploy_llm.batch.speech.plan import plan as plan_of
-from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor, windows_of
+from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor
 from mmdeploy_llm.batch.speech.sources import Source, Sources, digest_of_file
+from mmdeploy_llm.batch.speech.windows import windows_of
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write
 from mmdeploy_llm.data.records.configuration import Configuration
 from mmdeploy_llm.errors import ConfigError
