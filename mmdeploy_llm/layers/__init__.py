@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdeploy_llm.kernels import Gates, RouteRule
-    from mmdeploy_llm.kernels.plain import quick_gelu
+    from mmdeploy_llm.kernels.plain import has_product, quick_gelu
     from mmdeploy_llm.layers.basic.experts import Experts
     from mmdeploy_llm.layers.basic.kernel_layer import KernelLayer
     from mmdeploy_llm.layers.basic.linear import Embedding, Linear, MergedLinear, keep_sums
@@ -119,6 +119,7 @@ __all__ = [
     "axial_rotary",
     "frame_lengths",
     "grid_positions",
+    "has_product",
     "in_blocks",
     "keep_sums",
     "layer_rotaries",
@@ -187,6 +188,7 @@ _HOMES = {
     "axial_rotary": ".vision",
     "frame_lengths": ".vision",
     "grid_positions": ".vision",
+    "has_product": "mmdeploy_llm.kernels.plain",
     "in_blocks": ".plain_vision",
     "keep_sums": ".basic.linear",
     "layer_rotaries": ".from_config",

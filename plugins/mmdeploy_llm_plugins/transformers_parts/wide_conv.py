@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels.plain import has_product
+from mmdeploy_llm.layers import has_product
 
 
 class _WideSums:
