@@ -33,7 +33,8 @@ class _Short:
         size, least = scales.abs(), self.least
         is_within = (size >= least) & (size < least * 2**EXPONENTS)
         lost = (1 << (MANTISSA_BITS - self.mantissa)) - 1
-        return (size == 0) | is_within & (size.view(torch.int32) & lost == 0)
+        is_short: Tensor = size.view(torch.int32) & lost == 0
+        return (size == 0).logical_or_(is_within & is_short)
 
     def bits(self, scales: Tensor) -> Tensor:
         """Returns the magnitudes of scales that have this form, int32."""
@@ -94,10 +95,11 @@ def _with_zeros(weight: CodedWeight) -> Iterator[tuple[int, Tensor]]:
 def _with_offsets(scales: Tensor, offsets: Tensor) -> tuple[int, Tensor]:
     if ALONE.holds(scales).all() and ALONE.holds(offsets).all():
         return PAIRS, ALONE.signed(scales) | ALONE.signed(offsets) << 16
-    found = _factored(scales), _factored(offsets)
-    if found[0] is None or found[1] is None:
+    found = _factored(scales)
+    own = None if found is None else _factored(offsets)
+    if found is None or own is None:
         return OFFSETS, torch.stack([scales, offsets], -1).view(torch.int32).flatten(1)
-    (bases, factors), (own_bases, own_factors) = found
+    (bases, factors), (own_bases, own_factors) = found, own
     heads = ALONE.signed(bases) | ALONE.signed(own_bases) << 16
     words = _gathered(factors & 0xFF | (own_factors & 0xFF) << 8, 16)
     return BLOCKS, _in_blocks(heads, words, 4)
