@@ -173,8 +173,8 @@ def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
 
 def packed_bytes(module: nn.Module) -> int:
     """Returns the memory of a module's packed weights; 0 where their kernels do not tell it."""
-    parts = getattr(module, "packed_parts", dict)().values()
-    return sum(getattr(part, "num_bytes", 0) for part in parts)
+    parts: Mapping[str, object] = getattr(module, "packed_parts", dict)()
+    return sum(getattr(part, "num_bytes", 0) for part in parts.values())
 
 
 def _parts(reads: Sequence[Read], targets: Sequence[Tensor]) -> list[CodedWeight]:
