@@ -171,6 +171,12 @@ def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
     return weight
 
 
+def packed_bytes(module: nn.Module) -> int:
+    """Returns the memory of a module's packed weights; 0 where their kernels do not tell it."""
+    parts: Mapping[str, object] = getattr(module, "packed_parts", dict)()
+    return sum(getattr(part, "num_bytes", 0) for part in parts.values())
+
+
 def _parts(reads: Sequence[Read], targets: Sequence[Tensor]) -> list[CodedWeight]:
     """Returns what is read, from weights that are each decoded once. targets: memory of the units
     of each read, which a weight that has one read is decoded into."""

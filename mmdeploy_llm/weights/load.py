@@ -41,7 +41,7 @@ from mmdeploy_llm.weights.tensor_file import TensorFile
 from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile
 from .find import find_weights
-from .kept import CanKeep, Kept, hold, kept_weights
+from .kept import CanKeep, Kept, hold, kept_weights, packed_bytes
 from .map import Target
 from .shard import Read
 from .streaming import NUM_READERS, PackModule, can_pack_early, done_in_order, read_all
@@ -331,15 +331,18 @@ def _hold(
     def size_of(name: str) -> int:
         return kept[name].num_bytes
 
-    left, size = Counter(name.rpartition(".")[0] for name in kept), 0
+    left, sizes = Counter(name.rpartition(".")[0] for name in kept), Counter[str]()
     with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights") as pool:
         for name, own in done_in_order(pool, hold_one, kept, size_of, CODED_AHEAD_BYTES):
             path = name.rpartition(".")[0]
-            size, left[path] = size + own, left[path] - 1
+            sizes[path] += own
+            left[path] -= 1
             if pack is not None and not left[path]:
-                pack(path, model.get_submodule(path))
+                module = model.get_submodule(path)
+                pack(path, module)
+                sizes[path] = packed_bytes(module) or sizes[path]
     if kept:
-        logger.info("%d weights stay in few bits: %.2f GB", len(kept), size / 1e9)
+        logger.info("%d weights stay in few bits: %.2f GB", len(kept), sizes.total() / 1e9)
 
 
 def _fill_dummy(

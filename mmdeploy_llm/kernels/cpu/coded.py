@@ -170,6 +170,11 @@ class CodedPanels:
         self.scales = kernels.pack_units(words)
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of codes and scales."""
+        return self.units.nbytes + self.scales.nbytes
+
     def product(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]; see PackedWeight. Brings its values into the order of the
         codes before."""

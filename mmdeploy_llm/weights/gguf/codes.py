@@ -1,4 +1,4 @@
-"""Turns the blocks of GGUF's affine types into CodedWeights, without dequantising them.
+"""Turns the blocks of GGUF's types with integer steps into CodedWeights, without dequantising them.
 
     type   block                                                         value
     Q4_0   32: d, 16 bytes of nibbles                                    d (q - 8)
@@ -9,6 +9,8 @@
     Q4_K   256: d, m, 12 bytes of 6-bit scales, 128 bytes of nibbles     d s q - m t, 32 at a time
     Q5_K   256: the same, with 32 bytes of fifth bits                    the same
     Q6_K   256: 128 bytes of nibbles, 64 of upper pairs, 16 int8, d      d s (q - 32), 16 at a time
+    IQ4_NL 32: d, 16 bytes of nibbles                                    d LEVELS[q]
+    IQ4_XS 256: d, 2 and 4 bytes of 6-bit scales, 128 bytes of nibbles   d (s - 32) LEVELS[q]
 
 In a run of 32 or 64 values the lower nibbles hold the first half, the upper ones the second.
 Layouts: the header ggml-common of ggml; the package `gguf` dequantises the same.
@@ -34,8 +36,12 @@ LAYOUTS: Mapping[str, CodeLayout] = MappingProxyType(
         "Q4_K": CodeLayout(bits=4, group_size=32),
         "Q5_K": CodeLayout(bits=8, group_size=32),
         "Q6_K": CodeLayout(bits=8, group_size=16),
+        "IQ4_NL": CodeLayout(bits=8, group_size=32),
+        "IQ4_XS": CodeLayout(bits=8, group_size=32),
     }
 )
+# Of the types IQ4, whose 16 values are not evenly spaced: they become codes of 8 bits.
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def coded_rows(name: str, data: Tensor, k: int) -> CodedWeight:
@@ -153,6 +159,26 @@ def _q6_k(data: Tensor, k: int) -> CodedWeight:
     return _weight("Q6_K", codes, scales, k, zero=32)
 
 
+def _leveled(data: Tensor) -> Tensor:
+    """Returns 128 and the level of each value of blocks of 16 bytes: [..., 32] for each."""
+    codes = torch.tensor([level + 128 for level in LEVELS], dtype=torch.uint8)
+    return codes[_nibbles(data, 16).int()]
+
+
+def _iq4_nl(data: Tensor, k: int) -> CodedWeight:
+    blocks = data.view(len(data), -1, 18)
+    return _weight("IQ4_NL", _leveled(blocks[..., 2:]), _halves(blocks[..., :2]), k, zero=128)
+
+
+def _iq4_xs(data: Tensor, k: int) -> CodedWeight:
+    blocks = data.view(len(data), -1, 136)
+    low = _nibbles(blocks[..., 4:8], 1)
+    pairs = (blocks[..., 2:4].unsqueeze(-1) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)) & 3
+    factors = (low | pairs.flatten(-2) << 4).float() - 32
+    scales = _halves(blocks[..., :2]) * factors
+    return _weight("IQ4_XS", _leveled(blocks[..., 8:]), scales, k, zero=128)
+
+
 _READERS: Mapping[str, Callable[[Tensor, int], CodedWeight]] = MappingProxyType(
     {
         "Q4_0": _q4_0,
@@ -163,5 +189,7 @@ _READERS: Mapping[str, Callable[[Tensor, int], CodedWeight]] = MappingProxyType(
         "Q4_K": _q4_k,
         "Q5_K": _q5_k,
         "Q6_K": _q6_k,
+        "IQ4_NL": _iq4_nl,
+        "IQ4_XS": _iq4_xs,
     }
 )

@@ -31,7 +31,7 @@ struct LookUp {
 struct LookUpCodes {
     int32_t dtype;        // of out
     int32_t bits;         // of a code: 4 or 8
-    int32_t scale_form;   // of groups: with zeros 0, offsets 1; short with zeros 2, without 3
+    int32_t scale_form;   // of groups, and the zero of all groups times 256, see code_scales.h
     int32_t is_float8;    // whether codes are floats of 8 bits
     int32_t is_s8;        // whether codes are those of PackS8, and scales those of QuantizeRows
     const int64_t* ids;   // [tokens]
@@ -447,7 +447,7 @@ struct LinearCodes {
     int32_t dtype;        // of x and bias
     int32_t out_dtype;    // that, or float32
     int32_t bits;         // of a code: 4 or 8
-    int32_t scale_form;   // of groups: with zeros 0, offsets 1; short with zeros 2, without 3
+    int32_t scale_form;   // of groups, and the zero of all groups times 256, see code_scales.h
     int32_t is_float8;    // whether codes are floats of 8 bits
     int32_t rounds;       // whether rows of x are rounded to int8; not with is_float8
     const void* x;        // [rows][k]

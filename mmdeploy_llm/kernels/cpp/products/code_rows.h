@@ -7,53 +7,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "code_scales.h"
 #include "gemm.h"
 #include "numbers.h"
 
 namespace mm {
-
-// How the scale and the zero of a group lie in a word, or in half a word, see codes.h: bits of the scale
-// are those of a float, moved, whose exponent is so much smaller that `unit` makes up for it.
-struct ScaleBits {
-    uint32_t value, sign, zero, every_zero;  // masks, and the zero that all groups have
-    uint32_t shift;
-    float unit;
-
-    static ScaleBits of(int32_t form) {
-        if (form == SHORT_ZEROS) return {0xfff0u, 0, 15u, 0, 12, bits_to_float((127u + 98u) << 23)};
-        if (form == SHORT) return {0x7fffu, 0x8000u, 0, 8u, 13, bits_to_float((127u + 102u) << 23)};
-        return {0xffffff00u, 0, 0xffu, 0, 0, 1.0f};
-    }
-    MM_INLINE float scale_of(uint32_t own) const {
-        return bits_to_float((own & value) << shift | (own & sign) << 16) * unit;
-    }
-    MM_INLINE int32_t zero_of(uint32_t own) const { return int32_t((own & zero) | every_zero); }
-
-    static constexpr int32_t OFFSETS = 1, SHORT_ZEROS = 2, SHORT = 3;  // else words with zeros
-};
-
-// The groups of a weight [n][k]. group: columns of a group, a multiple of 16, or k or more.
-struct Groups {
-    int64_t group;
-    int64_t num;
-    // Columns that one call of a tile adds, which have one scale of the weight and one of x: GROUP, or
-    // the largest power of two that divides the columns of a group.
-    int64_t step;
-    bool has_offsets, in_halves;
-    ScaleBits bits;
-
-    Groups(int64_t k, int64_t size, int32_t form)
-        : group(size),
-          num((k + size - 1) / size),
-          step(size >= k || size % GROUP == 0 ? GROUP : size % 32 == 0 ? 32 : 16),
-          has_offsets(form == ScaleBits::OFFSETS),
-          in_halves(form >= ScaleBits::SHORT_ZEROS),
-          bits(ScaleBits::of(form)) {}
-    // The rows of words that `count` groups take, and the bit at which a group begins in its own.
-    int64_t rows_of(int64_t count) const { return in_halves ? count / 2 : has_offsets ? 2 * count : count; }
-    int64_t rows() const { return rows_of(in_halves ? num + 1 : num); }
-    uint32_t bit(int64_t number) const { return in_halves ? uint32_t(number % 2 * 16) : 0; }
-};
 
 constexpr uint32_t MAX_POWER = 20;  // of 2, which a group's scale is less by than that of its row
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "code_formats.h"
@@ -218,38 +217,5 @@ constexpr int32_t LESS = 0;
 template <>
 constexpr int32_t LESS<S8Codes<8>> = HAS_SIGNED_WEIGHTS ? 128 : 0;
 #endif
-
-// Scales and offsets of a group of a panel.
-struct alignas(64) PanelScales {
-    float values[2 * PANEL];
-};
-
-// Reads those of `num` groups from `first` on, for codes from which LESS is subtracted; zeros as integers
-// in place of offsets that come from them where ZEROS_FIRST. Never inlined: it would be in every tile.
-template <int32_t LESS, bool ZEROS_FIRST>
-__attribute__((noinline)) void read_scales(const uint32_t* panel, const Groups& groups,
-                                           int64_t first, int64_t num, PanelScales* to) {
-    const ScaleBits bits = groups.bits;
-    for (int64_t g = first; g < first + num; ++g, ++to) {
-        const uint32_t* words = panel + groups.rows_of(g) * PANEL;
-        float *scales = to->values, *offsets = scales + PANEL;
-        if (groups.has_offsets) {
-            std::memcpy(scales, words, 2 * PANEL * sizeof(float));
-            if constexpr (LESS != 0) {
-#pragma omp simd
-                for (int64_t c = 0; c < PANEL; ++c) offsets[c] -= scales[c] * LESS;
-            }
-            continue;
-        }
-        const uint32_t bit = groups.bit(g);
-#pragma omp simd
-        for (int64_t c = 0; c < PANEL; ++c) {
-            const uint32_t own = words[c] >> bit;
-            const int32_t zero = bits.zero_of(own) - LESS;
-            scales[c] = bits.scale_of(own);
-            offsets[c] = ZEROS_FIRST ? bits_to_float(uint32_t(zero)) : scales[c] * float(zero);
-        }
-    }
-}
 
 }  // namespace mm

@@ -7,16 +7,7 @@
 //                             code_tile adds             once for each row, ArrangedRows::sums
 //
 //     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits
-//     scales   [n / 64][group][64]  scales as floats; the lowest 8 bits of each are the code that
-//                                   stands for 0. With offsets: two such rows, scales and offsets.
-//              [n / 64][pair of groups][64]  if codes of 4 bits have scales that are short enough: the
-//                                   first group in the lower half of a word
-//
-//     half a word   5 bits of exponent, 7 of mantissa, 4 of the zero    scales from 2^-28 to 8, as those
-//                                                                       of bf16 are that we choose
-//                   1 sign, 5 of exponent, 10 of mantissa               from 2^-24 to 128, as those of
-//                                                                       IEEE halves are; all zeros are 8
-//                   Exponents begin at 1; a scale whose exponent and mantissa are 0 is 0.
+//     scales   [n / 64][row of words][64]  see code_scales.h
 //
 //     a unit of 4 bits       byte         0   1   2   3         code j is at bit 8 j, and
 //                            high bits    4   5   6   7         code 4 + j at bit 8 j + 4
@@ -38,6 +29,7 @@
 
 #include "code_formats.h"
 #include "code_rows.h"
+#include "code_scales.h"
 #include "code_tile.h"
 #include "gemm.h"
 #include "numbers.h"
@@ -240,14 +232,8 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
     const uint32_t flip = is_s8 ? S8Format::FLIP ^ 0x80808080u : 0;  // leaves 128 + int8
     const auto write_group = [&](const uint32_t* own, const uint32_t* words, int64_t first,
                                  int64_t end, T* to) {
-        const bool has_zero = !groups.has_offsets && !is_s8;
-        const int64_t group = first / groups.group;
-        const uint32_t* word = words + groups.rows_of(group) * PANEL;
-        const uint32_t bits = *word >> groups.bit(group);
-        const float scale = has_zero ? groups.bits.scale_of(bits) : bits_to_float(bits);
-        const float zero = is_s8 ? 128.0f : has_zero ? float(groups.bits.zero_of(bits)) : 0.0f;
-        float offset = groups.has_offsets ? bits_to_float(word[PANEL]) : 0.0f;
-        if (is_s8) offset = -bits_to_float(word[n]);
+        GroupScale scale{bits_to_float(*words), is_s8 ? -bits_to_float(words[n]) : 0.0f, 128};
+        if (!is_s8) scale = scale_of(groups, words, first / groups.group);
         for (int64_t unit = first / VALUES; unit * VALUES < end; ++unit) {
             const uint32_t packed = own[unit * PANEL] ^ flip;
             for (int i = 0; i < VALUES; ++i) {
@@ -255,7 +241,7 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
                 if (column >= end) continue;
                 const uint32_t code = packed >> (BITS * i) & ((1u << BITS) - 1);
                 const float value = is_float8 ? float_of_float8(code) : float(int32_t(code));
-                to[column] = store<T>((value - zero) * scale - offset);
+                to[column] = store<T>((value - float(scale.zero)) * scale.scale - scale.offset);
             }
         }
     };
