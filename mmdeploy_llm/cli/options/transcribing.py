@@ -83,6 +83,10 @@ class SpeechOptions(Group):
             help="Of stereo and more: mixed to one, or each transcribed as a speaker of its own."
         ),
     ] = Channels.MIXED
+    word_timestamps: Annotated[
+        bool,
+        typer.Option("--word-timestamps", help="When each word is spoken, in vtt and json."),
+    ] = False
     overlap: Annotated[
         float | None,
         typer.Option(
@@ -102,6 +106,7 @@ class SpeechOptions(Group):
             "before": text_value("--words", self.words) or "",
             "overlap": self.overlap,
             "channels": self.channels.value,
+            "word_timestamps": self.word_timestamps,
         }
 
 

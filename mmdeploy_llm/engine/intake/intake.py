@@ -139,6 +139,7 @@ class Intake:
             prompt_token_ids=expanded.ids,
             params=expanded.params(begun.params(len(expanded.ids))),
             token_types=rendered.token_types,
+            heads=expanded.heads,
             eos_token_ids=self._text.eos_token_ids,
             media=expanded.spans if adapter is None else encoded_by(adapter, expanded.spans),
             prompt_text=rendered.text,
