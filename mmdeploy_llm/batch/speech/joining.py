@@ -234,13 +234,13 @@ def _lines(words: Iterable[Word], lines: Sequence[Line]) -> Iterator[Line]:
     """Yields the lines of which there are words; of divided ones the words that are there."""
     for number, group in groupby(words, key=lambda word: word.line):
         own, line = list(group), lines[number]
-        words = tuple(put_together(piece for word in own for piece in word.pieces))
-        is_first = own[0].start <= line.start or words[:1] == line.words[:1] != ()
+        told = tuple(put_together(piece for word in own for piece in word.pieces))
+        is_first = own[0].start <= line.start or told[:1] == line.words[:1] != ()
         yield replace(
             line,
             start=line.start if is_first else own[0].start,
             text="".join(word.text for word in own).strip(),
-            words=words,
+            words=told,
         )
 
 

@@ -29,6 +29,7 @@ Examples:
   mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
   mmdeploy-llm transcribe call.mp3 --model models/asr --translate
   mmdeploy-llm transcribe calls/ --model models/asr --channels apart
+  mmdeploy-llm transcribe talks/ --model models/asr --word-timestamps --transcripts vtt
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
 \b

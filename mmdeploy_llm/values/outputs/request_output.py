@@ -1,7 +1,5 @@
 """The results that a caller gets: one RequestOutput per prompt, which holds `n` completions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -147,7 +145,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     is_valid: bool | None = None
-    attention: NDArray[np.float32] | None = field(default=None, compare=False)
+    attention: "NDArray[np.float32] | None" = field(default=None, compare=False)
     error_code: int = OK
     error_msg: str | None = None
 

@@ -102,6 +102,9 @@ class WhisperSpeech:
                 for word in words_of(sentence.ids, heard.language or language, self._end, decode)
                 for at in [[places[one] for one in word.places]]
             ]
+            if words and words[0].end > sentence.start > words[0].start:
+                # The path begins with the first frame, whatever is silent there.
+                words[0] = replace(words[0], start=sentence.start)
             spoken.append(replace(sentence, words=tuple(words)))
         return replace(heard, spoken=tuple(spoken))
 
