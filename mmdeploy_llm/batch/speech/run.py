@@ -201,7 +201,7 @@ def asked_of(rule: SpeechRules, wish: Wish) -> str:
     if not isinstance(rule, WordTimes):
         raise ConfigError(
             "this model does not tell when a word is spoken; leave --word-timestamps out, or take "
-            "a model that does, such as a Whisper"
+            "a model that does"
         )
     return rule.with_words(prompt)
 

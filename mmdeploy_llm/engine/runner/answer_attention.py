@@ -41,8 +41,6 @@ class AnswerAttention:
     def watched(self, scheduled: Sequence[ScheduledTokens]) -> WatchedRows | None:
         """Returns the rows of a pass after which a token of such an answer stands; None without
         any."""
-        if not self._slots.num_watched:
-            return None
         rows, layers, end = list[int](), set[int](), 0
         for item in scheduled:
             request = self._slots[item.request_id].request
@@ -76,8 +74,6 @@ class AnswerAttention:
 
     def add(self, rows: SampleRows, outcome: StepOutcome) -> None:
         """Adds the weights of the answers that end with the tokens in `outcome`."""
-        if not self._slots.num_watched:
-            return
         for item, known in zip(rows.items, rows.ends.tolist(), strict=True):
             request, name = self._slots[item.request_id].request, item.request_id
             if request.heads and name in outcome.sampled:

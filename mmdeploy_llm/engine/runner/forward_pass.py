@@ -113,7 +113,7 @@ class ForwardPass:
             self._decode_states(batch.frame.num_seqs, scheduled)
             replayed = self._graphs.replay(batch.frame, len(scheduled))
         if replayed is None:
-            watched = self._attention.watched(scheduled)
+            watched = self._attention.watched(scheduled) if self._slots.num_watched else None
             inputs = replace(self._inputs(batch, watched), adapters=adapters)
             hidden = self._model.forward(inputs)
             if watched is not None:

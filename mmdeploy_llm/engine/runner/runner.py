@@ -283,7 +283,8 @@ class Runner:
                 outcome.logprobs[item.request_id] = (logprobs,)
         if rows.drafts is not None:
             sample_drafts(self._sampler, self._slots, rows, rows.drafts, outcome)
-        self._attention.add(rows, outcome)
+        if self._slots.num_watched:
+            self._attention.add(rows, outcome)
         return outcome
 
     def compute(self, items: Sequence[ScheduledTokens]) -> StepOutcome:

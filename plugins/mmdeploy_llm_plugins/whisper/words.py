@@ -120,7 +120,7 @@ class WordTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """What transformers asks of a tokenizer to put words together."""
+    """Has the parts of a tokenizer with which transformers puts words together."""
 
     own: Decode
     eos_token_id: int

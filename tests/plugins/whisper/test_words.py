@@ -12,11 +12,14 @@ from mmdeploy_llm_plugins.whisper.speech import WhisperSpeech
 from mmdeploy_llm_plugins.whisper.words import alignment_heads, frames_of, words_of
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
+from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import WordTimes
 from mmdeploy_llm.weights.folder import read_checkpoint
+from tests.media.sound_files import noise, wav16
 
 RATE = 16_000
 HEADS = [[1, 0], [0, 1], [1, 1]]
@@ -127,6 +130,36 @@ def test_times_of_tokens_are_those_of_transformers(folder, reference, options):
             assert all(0 <= word.probability <= 1 for word in sentence.words)
         assert "attention" not in own.to_dict()
         json.loads(output.to_json())
+
+
+@pytest.mark.full
+def test_the_command_writes_words(folder, tiny_folder, tmp_path):
+    """Windows are joined; the option is part of what transcripts are made of; a model that tells no
+    times of words is refused before anything is loaded."""
+    (tmp_path / "a.wav").write_bytes(wav16(noise(9.0, seed=1)))
+    asked = ["transcribe", str(tmp_path), "--dtype", "float32", "--transcripts", "json,vtt,srt"]
+    asked += ["--overlap", "1", "--engine", "kv_cache_memory=4194304"]
+    ours = [*asked, "--model", str(folder)]
+    found = CliRunner().invoke(app, [*ours, "--word-timestamps"])
+    assert found.exit_code == 0, found.output
+    rows = json.loads((tmp_path / "a.json").read_text("utf-8"))
+    assert rows
+    for row in rows:
+        assert "".join(word["word"] for word in row["words"]) == row["text"]
+        begins = [word["start"] for word in row["words"]]
+        assert begins == sorted(begins)
+        assert begins[0] >= row["start"] - 0.1 or row["start"] == 0
+    said = json.loads((tmp_path / "a.source").read_text())
+    assert said["vtt"]["values"]["word_timestamps"] is True
+    found = CliRunner().invoke(app, ours)
+    assert found.exit_code == 1
+    assert "word_timestamps is False, was True" in found.output
+    found = CliRunner().invoke(
+        app, [*asked, "--word-timestamps", "--model", str(tiny_folder("moonshine"))]
+    )
+    assert found.exit_code == 2, found.output
+    assert "does not tell when a word is spoken" in found.output
+    assert "cacheable tokens" not in found.output
 
 
 @pytest.mark.full
