@@ -126,8 +126,7 @@ class Intake:
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
         number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
-        priority, deadline: of priority_of and deadline_of. wanted: None for text. Others: see
-        Request. Raises RequestError.
+        priority, deadline: of priority_of, deadline_of. wanted: None: text. Raises RequestError.
         """
         begun = self._wanting.begin(prompt, params, wanted, number, where, deadline)
         rendered, expanded = self._read(begun, deadline)

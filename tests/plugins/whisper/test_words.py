@@ -148,7 +148,6 @@ def test_the_command_writes_words(folder, tiny_folder, tmp_path):
         assert "".join(word["word"] for word in row["words"]) == row["text"]
         begins = [word["start"] for word in row["words"]]
         assert begins == sorted(begins)
-        assert begins[0] >= row["start"] - 0.1 or row["start"] == 0
     said = json.loads((tmp_path / "a.source").read_text())
     assert said["vtt"]["values"]["word_timestamps"] is True
     found = CliRunner().invoke(app, ours)
