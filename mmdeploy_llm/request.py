@@ -162,6 +162,8 @@ class Request:
     index: int = 0  # among the n samples of one prompt
     wanted: PoolingRequest | None = None  # vectors or a score; None: text
     token_types: tuple[int, ...] | None = None  # of prompt_token_ids; see ForwardInputs
+    # Layer and head of each cross attention whose weights the answer has.
+    heads: tuple[tuple[int, int], ...] = ()
     priority: int = 0  # smaller is served first
     deadline: Deadline | None = None
     adapter: AdapterRef | None = None  # that computes it, with the model

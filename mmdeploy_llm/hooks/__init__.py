@@ -26,7 +26,14 @@ from mmdeploy_llm.hooks.objects.model_files import ModelFile, ModelFileSpec
 from mmdeploy_llm.hooks.objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset, ReadPage, ReadText
-from mmdeploy_llm.hooks.objects.speech import Heard, SpeechRules, Spoken, Sureness
+from mmdeploy_llm.hooks.objects.speech import (
+    Heard,
+    SpeechRules,
+    Spoken,
+    SpokenWord,
+    Sureness,
+    WordTimes,
+)
 from mmdeploy_llm.hooks.objects.store import (
     CorpusFile,
     CorpusFormatSpec,
@@ -111,6 +118,7 @@ __all__ = [
     "SpeechRules",
     "SplitPart",
     "Spoken",
+    "SpokenWord",
     "StepLengths",
     "StepStats",
     "Sureness",
@@ -119,6 +127,7 @@ __all__ = [
     "ToolParserSpec",
     "VisibleKeys",
     "WeightFormatSpec",
+    "WordTimes",
     "hookimpl",
     "hookspec",
     "without_spans",

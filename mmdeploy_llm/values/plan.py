@@ -36,7 +36,7 @@ class NewRequest:
     prompt_text: of a request with a constraint, for its reasoning parser.
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
-    wanted, token_types: see Request.
+    wanted, token_types, heads: see Request.
     adapter: key of its adapter; "": none.
     """
 
@@ -51,6 +51,7 @@ class NewRequest:
     prompt_text: str = ""
     wanted: PoolingRequest | None = None
     token_types: tuple[int, ...] | None = None
+    heads: tuple[tuple[int, int], ...] = ()
     adapter: str = ""
 
 
@@ -125,6 +126,7 @@ class StepResult:
     certain: of requests with an early stop, the id and the place in this step of each token that
         was more probable than its threshold.
     vectors: of the requests that want no text and whose prompt ends with this step.
+    attention: of the requests with heads whose answer ends with this step, see CompletionOutput.
     """
 
     step_id: int
@@ -135,6 +137,7 @@ class StepResult:
     errors: Mapping[str, RequestFailure] = field(default_factory=dict)
     certain: Collection[tuple[str, int]] = ()
     vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +147,7 @@ class TokenUpdate:
     new_token_ids: tokens appended in this step. logprobs: of each of them, where requested.
     finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length",
         "repetition" for an early stop, "error" or "abort"; None while the request continues.
-    failure: why it ended with "error" or "abort". vector: see StepResult.
+    failure: why it ended with "error" or "abort". vector, attention: see StepResult.
     """
 
     request: Request
@@ -154,3 +157,4 @@ class TokenUpdate:
     finish_reason: FinishReason | None = None
     failure: RequestFailure | None = None
     vector: NDArray[np.float32] | None = None
+    attention: NDArray[np.float32] | None = None

@@ -9,6 +9,7 @@ pocketsphinx's tests. The long recording has all of them in several orders.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 import tempfile
@@ -172,7 +173,8 @@ def transcribed(model: str, spoken: Spoken, *options: str) -> list[dict[str, Any
         asked = ["transcribe", str(sound), "--model", str(whisper_folder(model)), *options]
         if model == "whisper-base":
             asked += ["--language", "en"]
-        found = CliRunner().invoke(app, [*asked, "--transcripts", "json", "--dtype", "float32"])
+        asked += ["--transcripts", "json", "--dtype", "float32", *options]
+        found = CliRunner().invoke(app, asked)
         assert found.exit_code == 0, found.output
         return json.loads(sound.with_suffix(".json").read_text("utf-8"))
 
@@ -184,6 +186,38 @@ def transcribed_by_faster_whisper(model: str, spoken: Spoken) -> list[dict[str, 
     whisper = WhisperModel(str(folder_of(model)), device="cpu", compute_type="float32")
     segments, _ = whisper.transcribe(spoken.samples, beam_size=1, language="en")
     return [{"start": s.start, "end": s.end, "text": s.text} for s in segments]
+
+
+def words_of_faster_whisper(model: str, spoken: Spoken) -> list[tuple[str, float]]:
+    """Returns words and their begins of faster-whisper, without the text before."""
+    from faster_whisper import WhisperModel
+
+    whisper = WhisperModel(str(folder_of(model)), device="cpu", compute_type="float32")
+    segments, _ = whisper.transcribe(
+        spoken.samples,
+        beam_size=1,
+        language="en",
+        word_timestamps=True,
+        condition_on_previous_text=False,
+    )
+    return [(word.word, word.start) for segment in segments for word in segment.words]
+
+
+def words_of_lines(lines: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Returns words and their begins of a transcript."""
+    return [(word["word"], word["start"]) for line in lines for word in line["words"]]
+
+
+def apart(ours: list[tuple[str, float]], theirs: list[tuple[str, float]]) -> np.ndarray:
+    """Returns the seconds between the begins of the words that both have heard."""
+    names = [[re.sub(r"\W", "", word.lower()) for word, _ in own] for own in (ours, theirs)]
+    matcher = difflib.SequenceMatcher(None, *names, autojunk=False)
+    same = [
+        (block.a + at, block.b + at)
+        for block in matcher.get_matching_blocks()
+        for at in range(block.size)
+    ]
+    return np.array([abs(ours[one][1] - theirs[two][1]) for one, two in same])
 
 
 def text_of_lines(lines: list[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from .line_words import Piece, TimedWord, pieces_of, put_together
 from .pairs import Pair, Word, pairs_of, plain
 
 LINES_VARY = 1.5  # seconds by which lines overlap that are not the same words
@@ -34,7 +35,7 @@ UNSPACED = ((0x0E00, 0x0EFF), (0x0F00, 0x109F), (0x1780, 0x17FF), (0x2E80, 0xA4C
 class Line:
     """A sentence: the seconds from the begin of the file, and what was said. language: that is
     spoken, where it was recognized or given. is_doubtful: perhaps nobody said it. speaker: who said
-    it, where that is known."""
+    it, where that is known. words: as the model tells them, if it was asked."""
 
     start: float
     end: float
@@ -42,6 +43,7 @@ class Line:
     language: str | None = None
     is_doubtful: bool = False
     speaker: str | None = None
+    words: tuple[TimedWord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +76,9 @@ def joined(windows: Sequence[tuple[float, float, Sequence[Line]]]) -> list[Line]
 
 
 def words_of(line: Line, number: int) -> Iterator[Word]:
-    """Yields the words of a line, with the space before each, as if each character took as long; in
-    scripts without spaces each character is a word. number: that of the line, for _lines."""
+    """Yields the words of a line, with the space before each, as if each character took as long
+    where the model does not tell their times; in scripts without spaces each character is a word.
+    number: that of the line, for _lines."""
     parts, was_space, is_apart = list[str](), False, True
     for one in line.text.strip():
         is_mark = unicodedata.category(one)[0] in "MP"
@@ -89,15 +92,37 @@ def words_of(line: Line, number: int) -> Iterator[Word]:
         was_space, is_apart = False, is_own or (is_apart and is_mark)
     total = sum(map(len, parts)) or 1
     span, at = line.end - line.start, 0
+    pieces, used = pieces_of(line.words), 0
+    is_told = len(pieces) == sum(len(part.lstrip()) for part in parts)
     for part in parts:
         begin, at = at, at + len(part)
+        if is_told:
+            own, used = pieces[used : used + len(part.lstrip())], used + len(part.lstrip())
+            yield _told(part, own, number)
+            continue
         yield Word(
             text=part,
             start=line.start + span * begin / total,
             end=line.start + span * at / total,
             line=number,
-            is_spaced=not any(first <= ord(part[-1]) <= last for first, last in UNSPACED),
+            is_spaced=_is_spaced(part),
         )
+
+
+def _told(text: str, pieces: Sequence[Piece], number: int) -> Word:
+    """Returns a word with the times that the model tells."""
+    return Word(
+        text=text,
+        start=pieces[0].timed.start,
+        end=pieces[-1].timed.end,
+        line=number,
+        is_spaced=_is_spaced(text),
+        pieces=tuple(pieces),
+    )
+
+
+def _is_spaced(text: str) -> bool:
+    return not any(first <= ord(text[-1]) <= last for first, last in UNSPACED)
 
 
 def _joined(overlap: _Overlap) -> list[Word]:
@@ -209,11 +234,13 @@ def _lines(words: Iterable[Word], lines: Sequence[Line]) -> Iterator[Line]:
     """Yields the lines of which there are words; of divided ones the words that are there."""
     for number, group in groupby(words, key=lambda word: word.line):
         own, line = list(group), lines[number]
-        is_first = own[0].start <= line.start
+        told = tuple(put_together(piece for word in own for piece in word.pieces))
+        is_first = own[0].start <= line.start or told[:1] == line.words[:1] != ()
         yield replace(
             line,
             start=line.start if is_first else own[0].start,
             text="".join(word.text for word in own).strip(),
+            words=told,
         )
 
 

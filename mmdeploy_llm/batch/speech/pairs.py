@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .line_words import Piece
+
 MOST_APART = 4.0  # seconds between the two times of a word, which are those of whole sentences
 ALONE_APART = 1.0  # of a word beside which no other is a pair
 FEWEST_CHARACTERS = 3  # beside each other that are pairs, in scripts without spaces
@@ -21,13 +23,15 @@ AROUND = 4.0  # seconds beyond the overlap in which words are looked for, as tim
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
     """A word, with the space before it, and the seconds at which it is said. line: the number of
-    its line. is_spaced: whether its script has spaces."""
+    its line. is_spaced: whether its script has spaces. pieces: of the words of its line that it is
+    made of, where the model tells them; () where it does not."""
 
     text: str
     start: float
     end: float
     line: int
     is_spaced: bool
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def middle(self) -> float:

@@ -18,13 +18,14 @@ from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
-from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules, Spoken, Sureness
+from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules, Spoken, Sureness, WordTimes
 from mmdeploy_llm.media import SoundDecoder, read_beneath
 from mmdeploy_llm.media.sound.voice import FindsVoices, VoiceDetector
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
 from .joining import Line, joined
+from .line_words import timed_words
 from .sources import Source
 from .windows import (
     ACROSS,
@@ -88,7 +89,7 @@ class Wish:
         or names to be spelled so. overlap: seconds that windows share; None: OVERLAP, or less of a
         model that hears less than four times that at once. channels: "mixed" to one, or "apart":
         each is a speaker. vad: whether only the stretches are heard in which a detector of voices
-        finds speech.
+        finds speech. word_timestamps: each line has words with their times.
     """
 
     language: str | None = None
@@ -97,6 +98,7 @@ class Wish:
     overlap: float | None = None
     channels: str = CHANNELS[0]
     vad: bool = False
+    word_timestamps: bool = False
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -188,6 +190,20 @@ class _File:
     error: str | None = None
 
 
+def asked_of(rule: SpeechRules, wish: Wish) -> str:
+    """Returns the prompt for each window. Raises RequestError for a language or task that the model
+    does not know, ConfigError for times of words that it does not tell."""
+    prompt = rule.prompt(wish.language, wish.task, wish.before)
+    if not wish.word_timestamps:
+        return prompt
+    if not isinstance(rule, WordTimes):
+        raise ConfigError(
+            "this model does not tell when a word is spoken; leave --word-timestamps out, or take "
+            "a model that does"
+        )
+    return rule.with_words(prompt)
+
+
 class Transcriber:
     """Transcribes files with one model. detector: of voices, for a wish with vad; None: see
     detector_of.
@@ -206,7 +222,8 @@ class Transcriber:
         self._detector = detector_of(wish, rule, detector)
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
         self._language, self._is_apart = wish.language, wish.channels == "apart"
-        self._prompt = rule.prompt(wish.language, wish.task, wish.before)
+        self._prompt = asked_of(rule, wish)
+        self._timed = rule if wish.word_timestamps and isinstance(rule, WordTimes) else None
         overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
         if 2 * overlap >= rule.seconds:
             raise ConfigError(
@@ -340,7 +357,7 @@ class Transcriber:
                 if poor and not is_last:
                     self._again.append(answer.ask)
                     return
-                heard, is_guess = self._rule.read(own.token_ids), poor or is_doubtful(sure)
+                heard, is_guess = self._heard(answer), poor or is_doubtful(sure)
                 part = _Part(heard=heard, first=begin, is_doubtful=is_guess)
                 if self._is_parted(answer.ask, part):
                     return
@@ -357,6 +374,15 @@ class Transcriber:
         file.num_left -= 1
         if not file.num_left:
             self._ready.append(file)
+
+    def _heard(self, answer: Answer) -> Heard:
+        """Reads an answer, with the words where they are wanted."""
+        output, asked = answer.output, answer.ask.prompt
+        if self._timed is None:
+            return self._rule.read(output.outputs.token_ids)
+        sound: Any = asked
+        seconds = len(sound["multimodal_data"]["audio"]["array"]) / self._rule.rate
+        return self._timed.read_words(output, seconds, self._language, self._decoded)
 
     def _is_left(self, ask: Ask, part: _Part) -> bool:
         """Asks for the rest of a window whose answer ends before the overlap with the next one
@@ -453,6 +479,7 @@ class Transcriber:
         for part in file.heard.get(index, ()):
             for spoken in part.heard.spoken:
                 text = self._text(spoken.ids)
+                added, latest = _place(file, window, part.first, spoken)
                 start, end = _times(file, window, part.first, spoken)
                 line = Line(
                     start=start,
@@ -460,13 +487,17 @@ class Transcriber:
                     text=text,
                     language=part.heard.language or self._language,
                     is_doubtful=part.is_doubtful,
+                    words=tuple(timed_words(spoken.words, added, latest)),
                 )
                 found += [line] if text else []
         return window.first / rate, window.end / rate, found
 
     def _text(self, ids: Sequence[int]) -> str:
+        return self._decoded(ids).strip()
+
+    def _decoded(self, ids: Sequence[int]) -> str:
         text: str = self._llm.get_tokenizer().decode(list(ids), skip_special_tokens=True)
-        return text.strip()
+        return text
 
 
 def _params(temperature: float) -> SamplingParams:

@@ -7,11 +7,13 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
 
 from .joining import Line
+from .line_words import TimedWord
 
 Write = Callable[[Sequence[Line]], str]
 DOUBT = "[?]"
@@ -31,8 +33,12 @@ def srt(lines: Sequence[Line]) -> str:
 
 
 def vtt(lines: Sequence[Line]) -> str:
-    """Returns WebVTT. Its text has three characters with a meaning, which are escaped."""
-    blocks = (f"{_span(line, '.')}\n{_escaped(text)}\n" for line, text in _marked(lines))
+    """Returns WebVTT. Its text has three characters with a meaning, which are escaped; before a
+    word stands the time at which it is spoken, where that is told."""
+    blocks = (
+        f"{_span(line, '.')}\n{_escaped(mark)}{_timed(line, text)}\n"
+        for line, mark, text in _parts(lines)
+    )
     return "\n".join(("WEBVTT\n", *blocks))
 
 
@@ -42,8 +48,9 @@ def txt(lines: Sequence[Line]) -> str:
 
 
 def as_json(lines: Sequence[Line]) -> str:
-    """Returns a list of {start, end, text, language, speaker, doubtful}, times in seconds."""
-    rows = [
+    """Returns a list of {start, end, text, language, speaker, doubtful}, times in seconds, and
+    words, a list of {word, start, end, probability}, where they are told."""
+    rows: list[dict[str, object]] = [
         {
             "start": round(line.start, 3),
             "end": round(line.end, 3),
@@ -51,6 +58,7 @@ def as_json(lines: Sequence[Line]) -> str:
             "language": line.language,
             "speaker": line.speaker,
             "doubtful": line.is_doubtful,
+            **({"words": [_row(word) for word in shown_words(line, text)]} if line.words else {}),
         }
         for line, text in _texts(lines)
     ]
@@ -95,18 +103,70 @@ def _texts(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
     """Yields lines with their texts, without empty lines, which would end a block, and without the
     control characters of broken answers: after a NUL many programs read no further."""
     for line in lines:
-        text = "".join(" " if one.isspace() else one for one in line.text)
-        text = "".join(one for one in text if unicodedata.category(one) != "Cc")
-        if words := text.split():
-            yield line, " ".join(words)
+        if text := shown(line.text):
+            yield line, text
+
+
+def shown(text: str) -> str:
+    """Returns a text as _texts yields it."""
+    text = "".join(" " if one.isspace() else one for one in text)
+    text = "".join(one for one in text if unicodedata.category(one) != "Cc")
+    return " ".join(text.split())
 
 
 def _marked(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
     """Yields lines with their texts, before them the speaker, where one is known, and DOUBT where
     perhaps nobody said it. Programs that read subtitles drop the voices of WebVTT."""
+    for line, mark, text in _parts(lines):
+        yield line, f"{mark}{text}"
+
+
+def _parts(lines: Sequence[Line]) -> Iterator[tuple[Line, str, str]]:
+    """Yields lines with what stands before their texts, and these."""
     for line, text in _texts(lines):
         speaker = f"{line.speaker}: " if line.speaker is not None else ""
-        yield line, f"{speaker}{DOUBT} {text}" if line.is_doubtful else f"{speaker}{text}"
+        yield line, f"{speaker}{DOUBT} " if line.is_doubtful else speaker, text
+
+
+def shown_words(line: Line, text: str) -> Iterator[TimedWord]:
+    """Yields the words of a line with the characters of its text as it is written, all of them."""
+    at, words = 0, [word for word in line.words if shown(word.text)]
+    for number, word in enumerate(words):
+        end, left = at, len(shown(word.text).replace(" ", ""))
+        while end < len(text) and left:
+            left -= text[end] != " "
+            end += 1
+        end = len(text) if number + 1 == len(words) else end
+        yield replace(word, text=text[at:end])
+        at = end
+
+
+def _row(word: TimedWord) -> dict[str, object]:
+    sure = word.probability
+    return {
+        "word": word.text,
+        "start": round(word.start, 3),
+        "end": round(word.end, 3),
+        "probability": None if sure is None else round(sure, 4),
+    }
+
+
+def _timed(line: Line, text: str) -> str:
+    """Returns an escaped text with the time of each word that WebVTT allows one: later than the
+    cue's begin and the times before it, earlier than its end."""
+    if not line.words:
+        return _escaped(text)
+    parts, last = list[str](), round(1000 * max(line.start, 0.0))
+    end = round(1000 * max(line.end, max(line.start, 0.0) + SHORTEST))
+    for word in shown_words(line, text):
+        spaces, moment = len(word.text) - len(word.text.lstrip()), round(1000 * word.start)
+        if last < moment < end:
+            parts.append(f"{word.text[:spaces]}<{_time(moment / 1000, '.')}>")
+            last = moment
+        else:
+            parts.append(word.text[:spaces])
+        parts.append(_escaped(word.text[spaces:]))
+    return "".join(parts)
 
 
 def _literal(text: str) -> str:

@@ -30,7 +30,7 @@ def transcribe(
     check_media(sounds)
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.speech.plan import made_by, open_rule, plan
-    from mmdeploy_llm.batch.speech.run import Transcriber, Wish, detector_of
+    from mmdeploy_llm.batch.speech.run import Transcriber, Wish, asked_of, detector_of
     from mmdeploy_llm.batch.speech.writing import read_formats
     from mmdeploy_llm.values.options.config import EngineConfig
 
@@ -38,7 +38,7 @@ def transcribe(
     formats = read_formats(out.transcripts)
     config = EngineConfig.from_options(desk.model.model, options)
     rule, limits = open_rule(config)
-    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
+    asked_of(rule, wish)  # a wrong wish is told before the load
     detector = detector_of(wish, rule)
     planned = plan(
         sounds,

@@ -30,6 +30,7 @@ Examples:
   mmdeploy-llm transcribe call.mp3 --model models/asr --translate
   mmdeploy-llm transcribe calls/ --model models/asr --channels apart
   mmdeploy-llm transcribe day/ --model models/asr --vad
+  mmdeploy-llm transcribe talks/ --model models/asr --word-timestamps --transcripts vtt
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
 \b
@@ -91,6 +92,10 @@ class SpeechOptions(Group):
             help="Find speech first, and leave out where nobody speaks. Needs the extra vad.",
         ),
     ] = False
+    word_timestamps: Annotated[
+        bool,
+        typer.Option("--word-timestamps", help="When each word is spoken, in vtt and json."),
+    ] = False
     overlap: Annotated[
         float | None,
         typer.Option(
@@ -111,6 +116,7 @@ class SpeechOptions(Group):
             "overlap": self.overlap,
             "channels": self.channels.value,
             "vad": self.vad,
+            "word_timestamps": self.word_timestamps,
         }
 
 

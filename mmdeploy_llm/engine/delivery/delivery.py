@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.errors import OK
 from mmdeploy_llm.hooks.objects.parsing import ReasoningParser, ToolParser
@@ -33,6 +33,10 @@ from .summary import (
     stop_of,
     with_id,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -167,18 +171,21 @@ class Delivery:
             failure, progress.is_valid = failure or broken, broken is None
         if progress.pipeline.failure is not None:
             progress.num_delivered, progress.cumulative_logprob = 0, 0.0
-        return self._output(progress, reason, failure)
+        return self._output(progress, reason, failure, update.attention)
 
     def _output(
         self,
         progress: _Progress,
         reason: FinishReason | None = None,
         failure: RequestFailure | None = None,
+        attention: NDArray[np.float32] | None = None,
     ) -> RequestOutput:
         request = progress.request
         is_last = reason is not None
         wants_prompt_logprobs = is_last and request.params.prompt_logprobs is not None
         completion = _completion(progress, reason, failure)
+        if attention is not None:
+            completion = replace(completion, attention=attention)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,

@@ -126,8 +126,7 @@ class Intake:
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
         number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
-        priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
-            prompts begin like it. wanted: None for text. adapter: see Request. Raises RequestError.
+        priority, deadline: of priority_of, deadline_of. wanted: None: text. Raises RequestError.
         """
         begun = self._wanting.begin(prompt, params, wanted, number, where, deadline)
         rendered, expanded = self._read(begun, deadline)
@@ -139,6 +138,7 @@ class Intake:
             prompt_token_ids=expanded.ids,
             params=expanded.params(begun.params(len(expanded.ids))),
             token_types=rendered.token_types,
+            heads=expanded.heads,
             eos_token_ids=self._text.eos_token_ids,
             media=expanded.spans if adapter is None else encoded_by(adapter, expanded.spans),
             prompt_text=rendered.text,
@@ -153,8 +153,8 @@ class Intake:
             arrival_time=begun.arrival_time,
             preprocess_end_time=time.time(),
         )
-        each = enumerate(begun.windows or [expanded.ids] * params.n)
-        return tuple(self._sample(request, *own) for own in each)
+        lists = begun.windows or [expanded.ids] * params.n
+        return tuple(self._sample(request, *own) for own in enumerate(lists))
 
     def _read(self, begun: Begun, deadline: Deadline | None) -> tuple[Rendered, Expanded]:
         """Renders a prompt, checks its length, and writes its media into it."""

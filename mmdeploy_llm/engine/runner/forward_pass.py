@@ -19,12 +19,13 @@ from mmdeploy_llm.engine.runner.sampling.logprobs import prompt_entries, wants_p
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, AttentionKernels, KVCache
 from mmdeploy_llm.layers.adapters.attached.served import ServedAdapters
-from mmdeploy_llm.layers.attention.cross import CrossItems, CrossRequest, JoinedItems
+from mmdeploy_llm.layers.attention.cross import CrossItems, CrossRequest, JoinedItems, WatchedRows
 from mmdeploy_llm.layers.pooling.pooler import Pooler
 from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.system.sharding.peers import Peers
 from mmdeploy_llm.values.plan import ScheduledTokens
 
+from .answer_attention import AnswerAttention
 from .batch import StepBatch, prepare, spans_of_items, spans_of_prompts
 from .checked import CheckedModel
 from .drafter import Drafter
@@ -56,6 +57,7 @@ class ForwardPass:
         peers: Peers,
         adapters: ServedAdapters,
         pooler: Pooler,
+        attention: AnswerAttention,
         states: StateTable | None = None,
         drafter: Drafter | None = None,
         kernels: AttentionKernels | None = None,
@@ -64,7 +66,7 @@ class ForwardPass:
         head. kernels: of cross attention; None where torch computes it."""
         self._drafter = drafter
         self._pooler, self._has_cross = pooler, model.has_cross
-        self._states, self._adapters = states, adapters
+        self._states, self._adapters, self._attention = states, adapters, attention
         self._model = model
         self._backend = backend
         self._cache = cache
@@ -111,7 +113,11 @@ class ForwardPass:
             self._decode_states(batch.frame.num_seqs, scheduled)
             replayed = self._graphs.replay(batch.frame, len(scheduled))
         if replayed is None:
-            hidden = self._model.forward(replace(self._inputs(batch), adapters=adapters))
+            watched = self._attention.watched(scheduled) if self._slots.num_watched else None
+            inputs = replace(self._inputs(batch, watched), adapters=adapters)
+            hidden = self._model.forward(inputs)
+            if watched is not None:
+                self._attention.keep(scheduled, watched)
         else:
             hidden = replayed.hidden
         self._add_prompt_logprobs(batch, hidden, outcome)
@@ -167,7 +173,7 @@ class ForwardPass:
         token_ids, peaks = first_argmax(logits)
         return DecodeOutputs(hidden=hidden, logits=logits, token_ids=token_ids, peaks=peaks)
 
-    def _inputs(self, batch: StepBatch) -> ForwardInputs:
+    def _inputs(self, batch: StepBatch, watched: WatchedRows | None) -> ForwardInputs:
         rows, embeds = None, None
         if batch.media:
             rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
@@ -183,10 +189,10 @@ class ForwardPass:
             states=None if self._states is None else self._states.step(batch.scheduled),
             is_long=is_long,
             token_types=token_types(batch.scheduled, self._slots, self._device),
-            cross=self._cross_items(batch) if self._has_cross else None,
+            cross=self._cross_items(batch, watched) if self._has_cross else None,
         )
 
-    def _cross_items(self, batch: StepBatch) -> CrossItems:
+    def _cross_items(self, batch: StepBatch, watched: WatchedRows | None) -> CrossItems:
         """Returns the keys and values that each request's tokens have of an encoder's item."""
         rows = [
             CrossRequest(
@@ -194,7 +200,7 @@ class ForwardPass:
             )
             for item in batch.scheduled
         ]
-        return CrossItems(rows, self._encoder.needed, self._joined, self._kernels)
+        return CrossItems(rows, self._encoder.needed, self._joined, self._kernels, watched)
 
     def _decode_states(
         self, num_rows: int, scheduled: Sequence[ScheduledTokens]

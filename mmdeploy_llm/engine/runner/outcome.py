@@ -24,12 +24,13 @@ class StepOutcome:
     prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: dict[str, RequestFailure] = field(default_factory=dict)
     vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    attention: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     certain: set[tuple[str, int]] = field(default_factory=set)
 
     def merge(self, later: StepOutcome) -> None:
         """Adds the results of a later pass; its prompt log-probabilities follow the earlier
         ones."""
-        for name in ("sampled", "later", "logprobs", "vectors", "errors", "certain"):
+        for name in ("sampled", "later", "logprobs", "vectors", "attention", "errors", "certain"):
             getattr(self, name).update(getattr(later, name))
         for request_id, entries in later.prompt_logprobs.items():
             earlier = self.prompt_logprobs.get(request_id, ())

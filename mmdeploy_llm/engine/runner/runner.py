@@ -36,6 +36,7 @@ from mmdeploy_llm.values.plan import (
     StepResult,
 )
 
+from .answer_attention import AnswerAttention
 from .checked import CheckedModel
 from .drafter import Drafter
 from .drafts import SampleRows, sample_drafts
@@ -94,6 +95,7 @@ class Runner:
         self._adapters = adapters or ServedAdapters(model, device)
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
+        self._attention = AnswerAttention(slots, self._encoder, device)
         parts = self._model, backend, cache, slots, self._encoder, self._peers
         self._drafter = Drafter(*parts) if self._model.has_draft_head else None
         self._forward = ForwardPass(
@@ -106,6 +108,7 @@ class Runner:
             peers=self._peers,
             adapters=self._adapters,
             pooler=self._pooler,
+            attention=self._attention,
             states=states,
             drafter=self._drafter,
             kernels=kernels,
@@ -179,6 +182,7 @@ class Runner:
             torch.cuda.set_device(self._device)  # per thread: it launches kernels on this device
         for request_id in plan.drop:
             self._pooler.drop(request_id)
+            self._attention.drop(request_id)
             slot = self._slots.drop(request_id)
             if slot is not None:
                 self._sampler.remove(slot)
@@ -279,6 +283,8 @@ class Runner:
                 outcome.logprobs[item.request_id] = (logprobs,)
         if rows.drafts is not None:
             sample_drafts(self._sampler, self._slots, rows, rows.drafts, outcome)
+        if self._slots.num_watched:
+            self._attention.add(rows, outcome)
         return outcome
 
     def compute(self, items: Sequence[ScheduledTokens]) -> StepOutcome:

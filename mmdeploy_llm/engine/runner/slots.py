@@ -62,7 +62,7 @@ class Slots:
     prompt_lens: [slots].
     deltas: [slots]; a generated token i has M-RoPE position i + delta on all axes.
     is_long: [slots], see forward.ForwardInputs; None for a model without `long_after`.
-    num_wanting: requests that want no text.
+    num_wanting: requests that want no text. num_watched: those with heads.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Slots:
         self.deltas = np.zeros(num_slots, dtype=np.int64)
         self.is_long = None if long_after is None else np.zeros(num_slots, dtype=np.bool_)
         self._long_after = long_after
-        self.num_wanting = 0
+        self.num_wanting = self.num_watched = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._infos: dict[str, SlotInfo] = {}
 
@@ -110,6 +110,7 @@ class Slots:
         info = SlotInfo(index=index, request=request, positions=positions)
         self._infos[request.request_id] = info
         self.num_wanting += request.wanted is not None
+        self.num_watched += bool(request.heads)
         return info
 
     def drop(self, request_id: str) -> int | None:
@@ -119,6 +120,7 @@ class Slots:
             return None
         self._free.append(info.index)
         self.num_wanting -= info.request.wanted is not None
+        self.num_watched -= bool(info.request.heads)
         return info.index
 
     def extend_tables(self, scheduled: Sequence[ScheduledTokens]) -> None:

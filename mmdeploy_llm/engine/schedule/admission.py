@@ -20,6 +20,8 @@ def num_matchable(request: Request) -> int:
         return 1
     if request.wanted is not None:
         return request.wanted.first_needed(request.num_tokens) + 1
+    if request.heads:  # of which each token of the answer is computed
+        return len(request.prompt_token_ids)
     return request.num_tokens
 
 

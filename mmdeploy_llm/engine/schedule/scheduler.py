@@ -348,6 +348,7 @@ class Scheduler:
             logprobs=result.logprobs.get(item.request_id, ())[: len(new_token_ids)],
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
+            attention=result.attention.get(item.request_id),
         )
 
     def _lengthen(self, state: RequestState) -> None:

@@ -193,6 +193,7 @@ class RequestState:
             bad_words_token_ids=request.bad_words_token_ids,
             wanted=request.wanted,
             token_types=request.token_types,
+            heads=request.heads,
             prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
             adapter="" if request.adapter is None else request.adapter.key,
         )

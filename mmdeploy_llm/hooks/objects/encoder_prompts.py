@@ -23,6 +23,8 @@ class EncoderPrompt:
     end_ids: tokens that end the answer besides those that the checkpoint's files name.
     unguided: why the answer cannot keep a constraint, and what to do: a request with
         guided_decoding is refused with it. "": it can.
+    heads: the layer and the head of each cross attention whose weights the answer has, see
+        `CompletionOutput.attention`; (): none.
     """
 
     ids: tuple[int, ...]
@@ -32,6 +34,7 @@ class EncoderPrompt:
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     end_ids: tuple[int, ...] = ()
     unguided: str = ""
+    heads: tuple[tuple[int, int], ...] = ()
 
 
 class EncoderPrompts(Protocol):

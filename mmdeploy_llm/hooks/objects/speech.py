@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenWord:
+    """A word with its space and marks, and the seconds from the begin of the sound at which it
+    begins and ends. probability: None where the answer has no log-probabilities."""
+
+    text: str
+    start: float
+    end: float
+    probability: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
     """A sentence, or what is spoken between two times: the seconds from the begin of the sound at
-    which it begins and ends, and its tokens. end: None where the answer does not say it."""
+    which it begins and ends, and its tokens. end: None where the answer does not say it. words: see
+    WordTimes."""
 
     start: float
     end: float | None
     ids: tuple[int, ...]
+    words: tuple[SpokenWord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +73,26 @@ class SpeechRules(Protocol):
     def sureness(self, output: RequestOutput) -> Sureness:
         """Returns how sure an answer to `prompt` is, of an output with the log-probabilities of the
         likeliest token at each place of prompt and answer (logprobs=1, prompt_logprobs=1)."""
+
+
+@runtime_checkable
+class WordTimes(SpeechRules, Protocol):
+    """The rule of a family whose answers tell when each word is spoken."""
+
+    def with_words(self, prompt: str) -> str:
+        """Returns a prompt of `prompt` to whose answers `read_words` is applied. Raises
+        RequestError for a checkpoint that does not tell it."""
+
+    def read_words(
+        self,
+        output: RequestOutput,
+        seconds: float,
+        language: str | None,
+        decode: Callable[[Sequence[int]], str],
+    ) -> Heard:
+        """Reads an answer to `with_words` as `read` does, with the words of each sentence, whose
+        texts in a row are that of the sentence; () where the answer does not tell them.
+
+        seconds: of sound that the model was given. language: by its code or English name, where it
+        is not recognized. decode: returns the text of tokens.
+        """

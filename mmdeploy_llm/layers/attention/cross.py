@@ -11,7 +11,7 @@ item, H heads, K key/value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby, pairwise
 
@@ -67,6 +67,21 @@ class CrossRun:
     visible: VisibleKeys
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRows:
+    """Rows of a step whose queries are wanted, [n], and in which layers. queries: of each of these,
+    times the scale, [n, H, D], once it is computed."""
+
+    rows: Tensor
+    layers: frozenset[int]
+    queries: dict[int, Tensor] = field(default_factory=dict)
+
+    def see(self, layer: int, q: Tensor, scale: float) -> None:
+        """Keeps the queries of a layer, of all rows [T, H, D]."""
+        if layer in self.layers:
+            self.queries[layer] = q[self.rows] * scale
+
+
 class JoinedItems:
     """Keys and values of several items, one after the other, which a step keeps for the next one: a
     decode step sees the items of the step before it, and would copy them all again."""
@@ -98,10 +113,12 @@ class CrossItems:
         kept: Callable[[str], Tensor],
         joined: JoinedItems | None = None,
         kernels: AttentionKernels | None = None,
+        watched: WatchedRows | None = None,
     ) -> None:
         """kept: key -> keys and values, see caches.CrossKV. joined: of the step before this one.
-        kernels: None where torch computes."""
+        kernels: None where torch computes. watched: gets the queries of some rows."""
         self._requests, self._kept, self._kernels = requests, kept, kernels
+        self._watched = watched
         self._joined = joined or JoinedItems()
         self._joined.begin()
         self._runs: list[CrossRun] = []
@@ -140,6 +157,8 @@ class CrossItems:
     def attend(self, layer: int, q: Tensor, *, scale: float | None = None) -> Tensor:
         """See forward.CrossContext."""
         scale = q.shape[-1] ** -0.5 if scale is None else scale
+        if self._watched is not None:
+            self._watched.see(layer, q, scale)
         if len(self._runs) == 1 and self._is_whole:
             return _attend(q, self._runs[0], layer, self._kernels, scale)
         out = torch.empty_like(q) if self._is_whole else torch.zeros_like(q)

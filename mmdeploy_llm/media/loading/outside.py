@@ -28,11 +28,13 @@ class Expanded:
     """A prompt's final token ids and the spans of its media, in order.
 
     params: adds to a request's params what its answer needs, see EncoderPrompt.processors.
+    heads: see EncoderPrompt.
     """
 
     ids: list[int]
     spans: tuple[MediaSpan, ...]
     params: Callable[[SamplingParams], SamplingParams] = lambda own: own
+    heads: tuple[tuple[int, int], ...] = ()
 
 
 class Written(Protocol):
@@ -82,7 +84,7 @@ def divided(
         for item, view, own in zip(found.items, views, places, strict=True)
     )
     params = partial(_with_needs, found)
-    return Expanded(ids=list(found.ids), spans=spans, params=params)
+    return Expanded(ids=list(found.ids), spans=spans, params=params, heads=found.heads)
 
 
 def _marked(

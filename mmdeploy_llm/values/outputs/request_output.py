@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, overload
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from mmdeploy_llm.errors import OK
 from mmdeploy_llm.values.text.signatures import brief
 from mmdeploy_llm.values.text.spelling import naming_elsewhere
 
 from .forms import cut, html_of, html_of_answer, lines_of, name_of, plain
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
@@ -124,6 +128,9 @@ class CompletionOutput:
     is_valid: whether the finished text follows the request's guided_decoding; False where it was
         cut off, by max_tokens or a stop text, in the answer or in the thinking before it. None
         without a constraint, and before the end.
+    attention: where the family's prompt asks for it, the weights with which each token was
+        chosen, float32 [tokens, heads, tokens of the encoder's items]; None for all others. It is
+        no part of `to_dict`.
     error_code, error_msg: as in RequestOutput, for this completion alone.
     """
 
@@ -138,6 +145,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     is_valid: bool | None = None
+    attention: "NDArray[np.float32] | None" = field(default=None, compare=False)
     error_code: int = OK
     error_msg: str | None = None
 
@@ -153,7 +161,8 @@ class CompletionOutput:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns nested plain dicts, lists and tuples."""
-        values = asdict(self)
+        values = asdict(replace(self, attention=None))
+        del values["attention"]
         if self.tool_calls is not None:
             values["tool_calls"] = tuple(call.to_dict() for call in self.tool_calls)
         return values

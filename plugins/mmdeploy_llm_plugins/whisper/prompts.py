@@ -5,6 +5,7 @@ are what was said before, or names to be spelled so.
     "<|de|>"                         German
     "<|german|><|translate|>"        to English
     "<|timestamps|>"                 with the begin and end of each sentence
+    "<|timestamps|><|words|>"        and what tells when each word is spoken
     "Dr. Müller, ERNIE <|de|>"       these words were said before
     "<|startoftranscript|>..."       exactly these tokens
 """
@@ -21,7 +22,9 @@ from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
 from mmdeploy_llm_plugins.encoder_decoder.prompts import one_item, setting, start_id
 
-MARKER, START = "<|audio|>", "<|startoftranscript|>"
+from .words import alignment_heads
+
+MARKER, START, WORDS = "<|audio|>", "<|startoftranscript|>", "<|words|>"
 NO_TIMES, TIMES, BEFORE = "<|notimestamps|>", "<|timestamps|>", "<|startofprev|>"
 TASKS = ("transcribe", "translate")
 UNGUIDED = (
@@ -41,6 +44,7 @@ class WhisperPrompts:
         config, generation = checkpoint.config, checkpoint.generation
         self._start = start_id(checkpoint, config)
         self._most_before = config.max_target_positions // 2 - 1  # tokens of what was said before
+        self._heads = alignment_heads(checkpoint)
         is_multilingual = generation.get("is_multilingual") is not False
         languages = generation.get("lang_to_id") if is_multilingual else None
         self._languages: Mapping[str, int] = dict(languages or {})
@@ -60,6 +64,8 @@ class WhisperPrompts:
     ) -> EncoderPrompt:
         """Returns the first tokens of the answer, and the sound."""
         item = one_item(media, "sound")
+        has_words = text is not None and WORDS in text
+        text = None if text is None else text.replace(WORDS, "")
         if text is None or START in text:
             own = ids if text is None else encode(text.replace(MARKER, "").strip())
             begin, follows, has_times = self._exact(list(own))
@@ -71,11 +77,12 @@ class WhisperPrompts:
             items=(item,),
             processors={"whisper": {"whisper": rules}},
             unguided=UNGUIDED if has_times else "",
+            heads=self._heads if has_words else (),
         )
 
     def check(self, text: str) -> None:
         """Raises RequestError for a language, a task or a mark that the model does not know."""
-        self._asked(text, lambda words: [])
+        self._asked(text.replace(WORDS, ""), lambda words: [])
 
     def _exact(self, ids: list[int]) -> tuple[list[int], list[int] | None, bool]:
         """Returns what `_asked` does for a prompt that is the decoder's own tokens."""
