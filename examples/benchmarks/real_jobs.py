@@ -74,10 +74,7 @@ SPEECH = (
     Work(name="sounds", words="20 files of 10 to 60 s", unit="times real time", goal=2.0),
     Work(name="long", words="one file of 10 minutes", unit="times real time", goal=1.3),
 )
-FASTER = tuple(
-    ("faster-whisper", precision)
-    for precision in ("float32", "int8", "float32 batched", "int8 batched")
-)
+FASTER = tuple(("faster-whisper", precision) for precision in ("float32", "int8", "int8 batched"))
 
 
 def _file(name: str) -> Callable[[str], Path]:
