@@ -102,7 +102,7 @@ real-table: $(REAL)/tools/.installed
 
 bench-real: $(REAL)/tools/.installed
 	@$(BIN)/python -m tests.real.packages
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python examples/benchmarks/real_jobs.py
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/benchmarks/real_jobs.py
 
 $(REAL)/tools/.installed: $(STAMP) Makefile
 	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --upgrade --target $(@D) \

@@ -185,7 +185,7 @@ def write_works(folder: Path, photos: int) -> None:
         "first": [" ".join(texts("alice29.txt", 1, 900))[:4500]],
         "vectors": [*texts("lcet10.txt", 10, 600), *texts("alice29.txt", 10, 600)],
     }
-    lines = [line for name in ("lcet10.txt", "alice29.txt") for line in _sentences(name)]
+    lines = [line[:600] for name in ("lcet10.txt", "alice29.txt") for line in _sentences(name)]
     write["vectors"] += lines[: 5000 - len(write["vectors"])]
     for name, items in write.items():
         part = items[: max(1, round(len(items) * SMALL))]

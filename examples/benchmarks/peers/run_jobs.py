@@ -135,7 +135,7 @@ def vectors_here(model: str, precision: str) -> Job:
     llm = LLM(model, dtype="float32" if few is None else "bfloat16", quantization=few)
 
     def job(texts: Any) -> float:
-        found = llm.embed(texts, use_tqdm=False, on_error="raise")
+        found = llm.embed(texts, use_tqdm=False, on_error="raise", too_long="cut")
         return len(found)
 
     return job
