@@ -24,6 +24,12 @@ NUM_FIXED = 2
 UNKNOWN = -1  # a draft that the runner guesses itself; one that it did not guess equals no token
 
 
+def stop_ids_of(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """Returns the tokens that end a request."""
+    eos_ids = frozenset() if params.ignore_eos else eos_token_ids
+    return eos_ids.union(params.stop_token_ids)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """A request as the runner gets it when it starts, or starts again after a preemption.

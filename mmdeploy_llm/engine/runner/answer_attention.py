@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmdeploy_llm.layers.attention.cross import WatchedRows
 from mmdeploy_llm.layers.transfer import to_device
-from mmdeploy_llm.values.plan import NewRequest, ScheduledTokens
+from mmdeploy_llm.values.plan import NewRequest, ScheduledTokens, stop_ids_of
 
 from .drafts import SampleRows
 from .encoder_cache import EncoderCache
@@ -86,7 +86,7 @@ class AnswerAttention:
         """Returns the tokens of an answer that ends within the new ones, as the scheduler will end
         it; None for one that goes on."""
         params, most = request.params, self._slots.token_ids.shape[1] - 1
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else request.eos_token_ids)
+        ends = stop_ids_of(params, request.eos_token_ids)
         if params.max_tokens is not None:
             most = min(most, request.prompt_len + params.max_tokens)
         for num_tokens, token in enumerate(new, known + 1):

@@ -36,7 +36,7 @@ from mmdeploy_llm.hooks.objects.attention import AttentionBackend, KVCache
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.system.sharding.peers import Peers
-from mmdeploy_llm.values.plan import UNKNOWN, NewRequest, ScheduledTokens
+from mmdeploy_llm.values.plan import UNKNOWN, ScheduledTokens, stop_ids_of
 
 from .batch import StepBatch, prepare
 from .checked import CheckedModel
@@ -214,7 +214,8 @@ class Drafter:
 
     def _before_end(self, request_id: str, found: Sequence[int]) -> list[int]:
         """Returns guesses up to one that ends the request: nothing is sampled after it."""
-        stops = _stop_ids(self._slots[request_id].request)
+        request = self._slots[request_id].request
+        stops = stop_ids_of(request.params, request.eos_token_ids)
         end = next((at for at, token_id in enumerate(found) if token_id in stops), len(found))
         return list(found[:end])
 
@@ -284,9 +285,3 @@ class Drafter:
 def _filled(found: Sequence[int], count: int) -> tuple[int, ...]:
     """Returns `count` drafts: those that were found, then UNKNOWN."""
     return (*found, *[UNKNOWN] * (count - len(found)))[:count]
-
-
-def _stop_ids(request: NewRequest) -> frozenset[int]:
-    """Returns the tokens that end a request."""
-    eos_ids = frozenset() if request.params.ignore_eos else request.eos_token_ids
-    return eos_ids.union(request.params.stop_token_ids)

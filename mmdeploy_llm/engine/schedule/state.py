@@ -8,7 +8,7 @@ from typing import Self
 from mmdeploy_llm.request import Request, RequestStatus
 from mmdeploy_llm.values.outputs.request_output import FinishReason, TokenLogprobs
 from mmdeploy_llm.values.params import EarlyStopParams
-from mmdeploy_llm.values.plan import ZERO_ROW, NewRequest, StepResult
+from mmdeploy_llm.values.plan import ZERO_ROW, NewRequest, StepResult, stop_ids_of
 
 from .guesses import Guesser, HeadGuesser
 from .limits import SchedulerConfig
@@ -78,7 +78,6 @@ class RequestState:
         """Builds the state of a request that was just added."""
         params, max_model_len, long_after = request.params, config.max_model_len, config.long_after
         max_output = max_model_len if params.max_tokens is None else params.max_tokens
-        eos_ids = frozenset() if params.ignore_eos else request.eos_token_ids
         if request.wanted is not None:
             max_output = 0
         max_num_tokens = min(len(request.prompt_token_ids) + max_output, max_model_len)
@@ -88,7 +87,7 @@ class RequestState:
             request=request,
             number=number,
             order=(request.priority, request.arrival_time, number),
-            stop_ids=eos_ids.union(params.stop_token_ids),
+            stop_ids=stop_ids_of(params, request.eos_token_ids),
             max_num_tokens=max_num_tokens,
             next_end=min(max_num_tokens, limit),
             keys=PrefixKeys(request, config.block_size, is_long=is_long),
