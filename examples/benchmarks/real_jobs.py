@@ -36,6 +36,7 @@ from compare import Runner, RunnerError, end_when_told, say
 from tests.real.ct2_whisper import whisper_folder
 from tests.real.packages import file_of, folder_of, made
 from tests.real.speech import RATE, commands, sentences
+from tests.real.vectors import paragraphs
 
 OURS = "mmdeploy_llm"
 Setting = tuple[str, str]  # an engine, and its precision
@@ -171,9 +172,7 @@ def _write_onnx(path: Path) -> None:
 
 def texts(name: str, least: int, most: int) -> list[str]:
     """Returns the paragraphs of a book, or what they begin with, by letters."""
-    found = (folder_of("text") / name).read_text("latin-1")
-    paragraphs = (re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", found))
-    return [part[:most] for part in paragraphs if len(part) >= least]
+    return [part[:most] for part in paragraphs(name) if len(part) >= least]
 
 
 def write_works(folder: Path, photos: int) -> None:
@@ -207,7 +206,7 @@ def write_works(folder: Path, photos: int) -> None:
 
 
 def _sentences(name: str) -> list[str]:
-    whole = re.sub(r"\s+", " ", (folder_of("text") / name).read_text("latin-1"))
+    whole = " ".join(paragraphs(name))
     return [part.strip() for part in re.split(r"(?<=[.!?])\s", whole) if len(part) > 2]
 
 

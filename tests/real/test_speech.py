@@ -77,7 +77,7 @@ def test_silence_is_no_speech(model):
 
 @pytest.mark.parametrize("model", speech.MODELS)
 def test_with_a_detector_times_are_right_after_long_silence(model):
-    """Without one, lines begin up to 20 s too early."""
+    """Lines begin when they are said; without a detector they begin up to 20 s too early."""
     pytest.importorskip("silero_vad", reason="needs the extra vad")
     spoken, moments = speech.far_apart(20)
     lines = speech.transcribed(model, spoken, "--vad")

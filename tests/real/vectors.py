@@ -31,14 +31,18 @@ class Vectors:
         return float((self.ours * self.theirs).sum(-1).min())
 
 
+def paragraphs(name: str) -> list[str]:
+    """Returns the paragraphs of a book, each in one line."""
+    text = (folder_of("text") / name).read_text("latin-1")
+    return [re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", text)]
+
+
 def texts() -> list[str]:
     """Returns paragraphs and lines of two books, of at most 400 characters: no more than the model
     reads. Longer ones are another matter."""
     found = []
     for name in ("lcet10.txt", "alice29.txt"):
-        text = (folder_of("text") / name).read_text("latin-1")
-        paragraphs = (re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", text))
-        fitting = [part for part in paragraphs if 10 < len(part) <= 400]
+        fitting = [part for part in paragraphs(name) if 10 < len(part) <= 400]
         found += fitting[:: len(fitting) // (TEXTS // 2)][: TEXTS // 2]
     return found
 

@@ -123,7 +123,7 @@ def speech_faster_whisper(model: str, precision: str) -> Job:
 
 
 def _seconds(paths: Sequence[Path]) -> float:
-    """Of the sounds, which real_jobs.py wrote with 16 bits."""
+    """Returns how long the sounds are, which real_jobs.py wrote with 16 bits."""
     return sum(path.stat().st_size for path in paths) / 2 / HERTZ
 
 
@@ -154,8 +154,7 @@ def vectors_sentence_transformers(model: str, precision: str) -> Job:
 
 
 def vectors_onnxruntime(model: str, precision: str) -> Job:
-    """ONNX Runtime with weights in int8, as fastembed runs its models: batches of 256 texts, here
-    sorted by length, which is faster."""
+    """ONNX Runtime with weights in int8: 64 texts at once, sorted by length, which is faster."""
     import numpy as np
     import onnxruntime
     from tokenizers import Tokenizer

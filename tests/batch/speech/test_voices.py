@@ -178,8 +178,8 @@ def test_windows_are_cut_in_silence():
 
 
 def test_random_voices_are_all_heard_once():
-    """Of any stretches: each sample of speech is heard, windows are short enough, moments come
-    back to where they were."""
+    """Whatever the stretches are, each sample of speech is heard, windows are short enough and
+    moments come back to where they were."""
     rng = np.random.default_rng(3)
     for _ in range(200):
         edges = np.sort(rng.choice(100_000, 2 * rng.integers(1, 12), replace=False))

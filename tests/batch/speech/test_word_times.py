@@ -73,7 +73,7 @@ def test_times_in_webvtt_rise_within_their_cue():
 
 
 def test_windows_are_joined_by_the_times_of_words():
-    """By characters the first window's words would lie seconds early: it ends with them."""
+    """The first window ends with words that would lie seconds early if characters divided them."""
     first = line(0, 30, (" Well", 25.0, 25.3), (" then", 26, 26.4), (" we", 28, 28.2),
                  (" went", 29, 29.5))  # fmt: skip
     second = line(26, 32, (" then", 26.1, 26.5), (" we", 28.1, 28.3), (" went", 29.1, 29.4),

@@ -112,7 +112,7 @@ IN_MEMORY = {
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_scales_take_as_much_memory_as_in_the_file(kernels, kind):
-    """What is more are codes of 4, 5 and 6 bits that become 8."""
+    """Only codes of 4, 5 and 6 bits that become 8 take more."""
     most, places = IN_MEMORY[kind]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = random_blocks(kind, 64, 2048 // block_size).reshape(-1, block_bytes)
