@@ -108,9 +108,7 @@ class Memory:
 
 class _Lent(weakref.ref[NDArray[np.uint8]]):
     """Refers to the memory of a tensor, whose block its callback gives back. It is no
-    weakref.finalize: the interpreter reads the table of these as it ends, and stops at one that
-    comes or goes in another thread meanwhile, so that children of the program would not be
-    ended."""
+    weakref.finalize for the reason that system.processes.finalize_here gives."""
 
     __slots__ = ("block", "memory")
     block: NDArray[np.uint8]

@@ -23,6 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError
+from mmdeploy_llm.system.processes import finalize_here
 from mmdeploy_llm.values.deadline import Deadline
 
 Result = TypeVar("Result")
@@ -44,7 +45,7 @@ class CallGuard:
         self._late: Counter[str] = Counter()  # abandoned at the deadline of their request
         self._closed = threading.Event()
         # Without `close`, too, no helper outlives the object, except those that hang.
-        weakref.finalize(self, _end_all, self._idle)
+        finalize_here(self, _end_all, self._idle)
         _at_program_end(weakref.WeakMethod(self.close))
 
     @property

@@ -8,7 +8,11 @@ refuse to run in another one, and their finalizers do nothing there.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import itertools
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -46,17 +50,53 @@ def finalize_here(
     *args: Any,
     at_exit: bool = True,
     **kwargs: Any,
-) -> Callable[[], object]:
+) -> Callable[[], None]:
     """Calls the function once, when the returned object is called, the owner is collected or, with
-    at_exit, the program ends, whatever comes first; never in a process that was forked
-    meanwhile."""
-    found = weakref.finalize(owner, _call_at, Home(), function, args, kwargs)
-    found.atexit = at_exit
-    return found
+    at_exit, the program ends (the newest first), whatever comes first; never in a process that was
+    forked meanwhile.
+
+    It is used instead of weakref.finalize, which reads its table as the interpreter ends and stops
+    at an entry that comes or goes in another thread meanwhile (CPython 3.11 to 3.14): then the
+    children of the program are not ended."""
+    home = Home()
+    table = _AT_EXIT if at_exit else _COLLECTED
+    number = next(_NUMBERS)
+
+    def run() -> None:
+        if home.is_here:
+            function(*args, **kwargs)
+
+    def finalize(_: object = None) -> None:
+        if table.pop(number, None) is not None:
+            run()
+
+    table[number] = weakref.ref(owner, finalize), run
+    _register()
+    return finalize
 
 
-def _call_at(
-    home: Home, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    if home.is_here:
-        function(*args, **kwargs)
+# What is still to be run, and the reference to its owner that runs it when that is collected.
+_Table = dict[int, tuple[weakref.ref[Any], Callable[[], None]]]
+_AT_EXIT: _Table = {}
+_COLLECTED: _Table = {}
+_NUMBERS = itertools.count()
+
+
+@functools.cache
+def _register() -> None:
+    """Has the end of the program run the finalizers. The first of them asks for it, when the
+    libraries that it needs are there, because what was registered last runs first."""
+    atexit.register(_finalize_all)
+
+
+def _finalize_all() -> None:
+    _COLLECTED.clear()
+    while _AT_EXIT:
+        try:
+            _, (_, run) = _AT_EXIT.popitem()  # one step, whatever other threads do
+        except KeyError:  # another thread took the last one
+            return
+        try:
+            run()
+        except Exception:
+            sys.excepthook(*sys.exc_info())
