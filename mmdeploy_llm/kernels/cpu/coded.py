@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Protocol
 
 import torch
@@ -16,6 +17,19 @@ from .scale_words import scale_words
 PANEL = 64  # rows of a panel, as in gemm.h
 STEP = 16  # groups of columns are multiples of it
 ROUNDED_VALUES = 2**20  # of a weight that is rounded at a time
+BLOCK_CODES, BLOCK_UNITS = 32, 8  # of a block in stored_codes.h
+
+
+class CodeForm(IntEnum):
+    """How codes of 8 bits lie in memory, as stored_codes.h numbers it."""
+
+    WHOLE = 0
+    LISTED = 1
+    FIVE = 2
+    SIX = 3
+
+
+WORDS = {CodeForm.LISTED: 4, CodeForm.FIVE: 5, CodeForm.SIX: 6}  # of a block
 
 
 class Panels(Protocol):
@@ -27,6 +41,8 @@ class Panels(Protocol):
     group_size: int
     bits: Bits
     scale_form: int
+    code_form: int
+    code_list: Tensor | None
     is_float8: bool
     is_s8: bool
     units: Tensor
@@ -84,6 +100,41 @@ class CodedProducts(Library):
             bits=bits, k=k, group_size=group_size, units=units, scales=scales, zeros=zeros
         )
 
+    def codes_of(self, weight: CodedWeight) -> Tensor | None:
+        """Returns the codes that occur in `weight`, [c] uint8, ascending; None where they cannot
+        lie in fewer than 8 bits."""
+        if weight.bits != 8 or weight.is_float8 or weight.k % BLOCK_CODES:
+            return None
+        found = torch.zeros(256, dtype=torch.uint8)
+        self._library.find_codes(units=weight.units, num=weight.units.nbytes, found=found)
+        return found.nonzero()[:, 0].to(torch.uint8)
+
+    def shortened(
+        self, units: Tensor, codes: Tensor | None
+    ) -> tuple[CodeForm, Tensor | None, Tensor]:
+        """Stores panels of units [P, U, 64] in the shortest form that has all of `codes`. Returns
+        the form, its list, [16] uint8, and the panels, [P, W, 64] int32."""
+        form = _shortest_form(codes)
+        if codes is None or form is CodeForm.WHOLE:
+            return CodeForm.WHOLE, None, units
+        places, listed = torch.arange(256).to(torch.uint8), None
+        if form is CodeForm.LISTED:
+            listed = torch.zeros(16, dtype=torch.uint8)
+            listed[: len(codes)] = codes
+            places[codes.long()] = torch.arange(len(codes)).to(torch.uint8)
+        panels, num_units, _ = units.shape
+        num_words = num_units // BLOCK_UNITS * WORDS[form]
+        packed = self.memory.empty((panels, num_words, PANEL), dtype=torch.int32)
+        self._library.store_codes(
+            units=units,
+            panels=panels,
+            num_units=num_units,
+            code_form=form,
+            places=places,
+            packed=packed,
+        )
+        return form, listed, packed
+
     def linear_codes(
         self,
         x: Tensor,
@@ -99,12 +150,14 @@ class CodedProducts(Library):
             out_dtype=out.dtype,
             bits=weight.bits,
             scale_form=weight.scale_form,
+            code_form=weight.code_form,
             is_float8=weight.is_float8,
             rounds=weight.rounds,
             x=x,
             x_stride=x.stride(0),
             packed=weight.units,
-            row_bytes=weight.k * weight.bits // 8,
+            list=weight.code_list,
+            row_bytes=weight.units.nbytes // (weight.units.shape[0] * PANEL),
             scales=weight.scales,
             group=weight.group_size,
             bias=bias,
@@ -125,10 +178,12 @@ class CodedProducts(Library):
             dtype=dtype,
             bits=weight.bits,
             scale_form=weight.scale_form,
+            code_form=weight.code_form,
             is_float8=weight.is_float8,
             is_s8=weight.is_s8,
             ids=indices,
             codes=weight.units,
+            list=weight.code_list,
             scales=weight.scales,
             group=weight.group_size,
             n=weight.n,
@@ -155,7 +210,8 @@ class CodedProducts(Library):
 
 
 class CodedPanels:
-    """A kernels.PackedWeight in few bits. scales: those of all groups, as `scale_form` says."""
+    """A kernels.PackedWeight in few bits. scales: those of all groups, as `scale_form` says. units:
+    the codes, as `code_form` says. code_list: [16] uint8, the codes of a form that lists them."""
 
     is_s8 = False
 
@@ -168,7 +224,10 @@ class CodedPanels:
         self.bits, self.is_float8, self.rounds = weight.bits, weight.is_float8, rounds
         self.scale_form, words = scale_words(weight)
         self.scales = kernels.pack_units(words)
-        self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
+        codes = kernels.codes_of(weight)  # before its memory is reused
+        units = kernels.pack_units(weight.units, in_words=weight.in_words)
+        form, self.code_list, self.units = kernels.shortened(units, codes)
+        self.code_form = int(form)
 
     @property
     def num_bytes(self) -> int:
@@ -186,3 +245,13 @@ class CodedPanels:
         """Looks up rows, [T] -> [T, k]."""
         found = self._kernels.look_up_codes(self, indices, dtype)
         return found if self._places is None else self._kernels.take_columns(found, self._places)
+
+
+def _shortest_form(codes: Tensor | None) -> CodeForm:
+    """Returns the form with the fewest bits that has all of `codes`, ascending."""
+    if codes is None or not len(codes):
+        return CodeForm.WHOLE
+    if len(codes) <= 16:
+        return CodeForm.LISTED
+    largest = int(codes[-1])
+    return CodeForm.FIVE if largest < 32 else CodeForm.SIX if largest < 64 else CodeForm.WHOLE

@@ -233,7 +233,69 @@ def test_packing_needs_no_memory_of_its_own(kernels):
     assert kernels.pack_coded(coded, rounds=False).units.data_ptr() == coded.units.data_ptr()
 
 
+# Codes of 8 bits that occur, and the bytes of a block of 32 in memory.
+SHORT_CODES = {
+    "all": (range(256), 32),
+    "64": (range(64), 24),
+    "one more": (range(65), 32),
+    "32": (range(32), 20),
+    "33": (range(33), 24),
+    "16 of all": (range(3, 250, 16), 16),
+    "17 of all": ((*range(3, 250, 16), 251), 32),
+    "IQ4_NL": (
+        (0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240),
+        16,
+    ),
+}
+
+
+@pytest.mark.parametrize("codes", SHORT_CODES)
+@pytest.mark.parametrize("rounds", [False, True])
+def test_codes_in_fewer_bits_give_what_whole_ones_give(kernels, codes, rounds):
+    """To the last bit, in every number of rows, with scales of each kind; rows that are looked up
+    too. A row of a panel that the weight does not have is never read."""
+    own, num_bytes = SHORT_CODES[codes]
+    own = torch.tensor(own, dtype=torch.uint8)
+    for n, k, group_size in ((70, 1120, 16), (64, 96, 32)):
+        chosen = torch.cat([torch.arange(len(own)), torch.randint(len(own), (n * k - len(own),))])
+        units = units_of(own[chosen].view(n, k), 8)
+        scales = torch.rand(n, k // group_size)
+        weight = CodedWeight(
+            bits=8,
+            k=k,
+            group_size=group_size,
+            units=units,
+            scales=scales,
+            offsets=torch.randn_like(scales),
+        )
+        fewer = kernels.pack_coded(replace(weight, units=units.clone()), rounds=rounds)
+        assert fewer.units.nbytes == -(-n // 64) * 64 * k // 32 * num_bytes
+        whole = kernels.pack_coded(replace(weight, units=units.clone()), rounds=rounds)
+        whole.units, whole.code_form = kernels.pack_units(units.clone()), 0
+        for dtype in DTYPES:
+            for num_rows in (1, 6, 13, 70):
+                x = values(num_rows, k, dtype=dtype)
+                assert torch.equal(fewer.product(x, None), whole.product(x, None)), num_rows
+            ids = torch.tensor([0, n - 1, 5, 63])
+            found = fewer.rows(ids, dtype)
+            assert torch.equal(found, whole.rows(ids, dtype))
+            assert torch.allclose(found.float(), weight.dequantize()[ids], rtol=2**-7, atol=1e-5)
+
+
+def test_codes_of_no_whole_block_stay_whole(kernels):
+    units = units_of(torch.randint(16, (64, 100), dtype=torch.uint8), 8)
+    scales, zeros = torch.rand(64, 1), torch.zeros(64, 1, dtype=torch.uint8)
+    weight = CodedWeight(bits=8, k=100, group_size=100, units=units, scales=scales, zeros=zeros)
+    packed = kernels.pack_coded(replace(weight, units=units.clone()), rounds=False)
+    assert packed.units.nbytes == units.nbytes
+    x = values(3, 100, dtype=torch.float32)
+    assert torch.allclose(packed.product(x, None), x @ weight.dequantize().T, atol=1e-4)
+
+
 def test_every_level(kernels_of_level):
+    for codes in SHORT_CODES:
+        for rounds in (False, True):
+            test_codes_in_fewer_bits_give_what_whole_ones_give(kernels_of_level, codes, rounds)
     for dtype in DTYPES:
         for bits in (4, 8):
             test_rounding(kernels_of_level, dtype, bits, 2, 150, 64)

@@ -32,10 +32,12 @@ struct LookUpCodes {
     int32_t dtype;        // of out
     int32_t bits;         // of a code: 4 or 8
     int32_t scale_form;   // of groups, and the zero of all groups times 256, see code_scales.h
+    int32_t code_form;    // see stored_codes.h
     int32_t is_float8;    // whether codes are floats of 8 bits
     int32_t is_s8;        // whether codes are those of PackS8, and scales those of QuantizeRows
     const int64_t* ids;   // [tokens]
-    const void* codes;    // [n / 64][units][64]
+    const void* codes;    // [n / 64][units][64], or as code_form says
+    const uint8_t* list;  // [16], of the codes that code_form lists; optional
     const void* scales;   // [n / 64][see codes.h][64] words; of is_s8 [2][n] floats
     int64_t group;        // columns of a group
     int64_t n;
@@ -385,6 +387,25 @@ struct PackUnits {
     int32_t num_threads;
 };
 
+// Finds which codes of 8 bits a weight has.
+struct FindCodes {
+    const void* units;  // [num] bytes
+    int64_t num;
+    uint8_t* found;  // [256], set to 1 where a code is found
+    int32_t num_threads;
+};
+
+// Stores codes of 8 bits in fewer, see stored_codes.h.
+struct StoreCodes {
+    const void* units;  // [panels][units][64], units a multiple of 8
+    int64_t panels;
+    int64_t num_units;
+    int32_t code_form;
+    const uint8_t* places;  // [256], of each code in the list, or the codes themselves
+    void* packed;
+    int32_t num_threads;
+};
+
 // The same for int8.
 struct PackS8 {
     const int8_t* weights;  // [n][k], k a multiple of 4
@@ -448,11 +469,13 @@ struct LinearCodes {
     int32_t out_dtype;    // that, or float32
     int32_t bits;         // of a code: 4 or 8
     int32_t scale_form;   // of groups, and the zero of all groups times 256, see code_scales.h
+    int32_t code_form;    // see stored_codes.h
     int32_t is_float8;    // whether codes are floats of 8 bits
     int32_t rounds;       // whether rows of x are rounded to int8; not with is_float8
     const void* x;        // [rows][k]
     int64_t x_stride;
-    const void* packed;  // [n / 64][units][64]
+    const void* packed;   // [n / 64][units][64], or as code_form says
+    const uint8_t* list;  // [16], of the codes that code_form lists; optional
     int64_t row_bytes;   // see Linear
     const void* scales;  // [n / 64][see codes.h][64] words
     int64_t group;       // columns of a group
@@ -654,6 +677,8 @@ struct PlaceThreads {
 #define MM_EACH_PRODUCT(CALL)         \
     CALL(look_up_codes, LookUpCodes)  \
     CALL(pack_units, PackUnits)       \
+    CALL(find_codes, FindCodes)       \
+    CALL(store_codes, StoreCodes)     \
     CALL(pack_s8, PackS8)             \
     CALL(widen_panels, WidenPanels)   \
     CALL(linear, Linear)              \

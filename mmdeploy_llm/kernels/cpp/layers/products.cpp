@@ -6,6 +6,7 @@
 #include "../products/code_rounding.h"
 #include "../products/codes.h"
 #include "../products/gemm.h"
+#include "../products/stored_codes.h"
 #include "dispatch.h"
 
 namespace {
@@ -14,6 +15,11 @@ namespace {
 template <typename Args>
 mm::Next next_of(const Args& args) {
     return {static_cast<const char*>(args.next_packed), args.next_row_bytes * mm::PANEL};
+}
+
+template <typename Args>
+mm::StoredCodes stored_codes(const void* codes, const Args& args) {
+    return {static_cast<const char*>(codes), mm::CodeForm(args.code_form), args.list};
 }
 
 // Where a product is written.
@@ -27,7 +33,7 @@ void run(const mm::LookUpCodes& args) {
     by_dtype(args.dtype, [&](auto of) {
         using T = typename decltype(of)::Type;
         const auto look_up = args.bits == 4 ? mm::look_up_codes<4, T> : mm::look_up_codes<8, T>;
-        look_up(args.ids, Of<uint32_t>::in(args.codes), Of<uint32_t>::in(args.scales), groups,
+        look_up(args.ids, stored_codes(args.codes, args), Of<uint32_t>::in(args.scales), groups,
                 args.is_float8 != 0, args.is_s8 != 0, args.n, args.k, of.out(args.out),
                 args.tokens, args.num_threads);
     });
@@ -42,6 +48,16 @@ void run(const mm::PackUnits& args) {
         const auto as_it_is = [](uint32_t unit) { return unit; };
         mm::pack_units(from, args.n, args.units, as_it_is, to, args.num_threads);
     }
+}
+
+void run(const mm::FindCodes& args) {
+    mm::find_codes(Of<uint8_t>::in(args.units), args.num, args.found, args.num_threads);
+}
+
+void run(const mm::StoreCodes& args) {
+    mm::store_codes(Of<uint32_t>::in(args.units), args.panels, args.num_units,
+                    mm::CodeForm(args.code_form), args.places, Of<uint32_t>::out(args.packed),
+                    args.num_threads);
 }
 
 void run(const mm::PackS8& args) {
@@ -76,7 +92,8 @@ void run(const mm::LinearCodes& args) {
     by_dtype(args.dtype, [&](auto of) {
         const auto multiply = [&](auto format) {
             mm::linear_codes<decltype(format)>(
-                of.in(args.x), args.x_stride, args.packed, Of<uint32_t>::in(args.scales), groups,
+                of.in(args.x), args.x_stride, stored_codes(args.packed, args),
+                Of<uint32_t>::in(args.scales), groups,
                 of.in(args.bias), result_of(of, args), args.rows, args.n, args.k, args.num_threads,
                 next_of(args));
         };

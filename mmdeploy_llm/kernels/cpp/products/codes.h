@@ -6,7 +6,8 @@
 //     sum x_i w_i  =  scale * sum x_i code_i  -  offset * sum x_i
 //                             code_tile adds             once for each row, ArrangedRows::sums
 //
-//     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits
+//     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits;
+//                                   codes of 8 bits may lie in fewer, see stored_codes.h
 //     scales   [n / 64][row of words][64]  see code_scales.h
 //
 //     a unit of 4 bits       byte         0   1   2   3         code j is at bit 8 j, and
@@ -34,6 +35,7 @@
 #include "gemm.h"
 #include "numbers.h"
 #include "parallel.h"
+#include "stored_codes.h"
 #include "tiles.h"
 
 namespace mm {
@@ -45,7 +47,7 @@ struct Chunk {
     int64_t product = 0;  // the call that the chunk belongs to
     const char* codes = nullptr;
     std::vector<PanelScales> scales;  // of the groups
-    std::vector<uint32_t> words;
+    std::vector<uint32_t> whole, words;
 
     // Whether this is the chunk; afterwards it is said to be.
     bool is(int64_t own_product, const char* own) {
@@ -58,14 +60,19 @@ struct Chunk {
         scales.resize(num);
         read_scales<LESS<Format>, Format::ZEROS_FIRST>(panel, groups, first, num, scales.data());
     }
-    void unpack(int64_t units) {
+    // Makes codes whole that lie in fewer bits.
+    void expand(const StoredCodes& stored, int64_t units) {
+        whole.resize(units * PANEL);
+        stored.expand(codes, units, whole.data());
+    }
+    void unpack(const char* from_codes, int64_t units) {
         constexpr int UNITS = Operands<Format>::UNITS;
         words.resize(units * UNITS * PANEL);
         for (int64_t unit = 0; unit < units; ++unit) {
             for (int part = 0; part < UNITS; ++part) {
                 uint32_t* to = words.data() + (unit * UNITS + part) * PANEL;
                 for (int64_t c = 0; c < PANEL; c += LANES) {
-                    const Ints from = load_lanes<Ints>(codes + unit * UNIT_BYTES + c * 4);
+                    const Ints from = load_lanes<Ints>(from_codes + unit * UNIT_BYTES + c * 4);
                     store_lanes(to + c, Operands<Format>::unpacked(from, part));
                 }
             }
@@ -169,7 +176,7 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& 
 
 // x [rows][k], out [rows][n], bias [n] or null.
 template <typename Format, typename T>
-void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_t* scales,
+void linear_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const uint32_t* scales,
                   const Groups& groups, const T* bias, const Result<T>& out, int64_t rows,
                   int64_t n, int64_t k, int num_threads, const Next& next = {}) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
@@ -184,19 +191,24 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     const int64_t units = arranged.width / VALUES;
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Prefetch prefetch, float* sums, bool adds) {
-        const int64_t panel = (part - static_cast<const char*>(codes)) / (units * UNIT_BYTES);
+        const int64_t panel = (part - codes.data) / (units * codes.unit_bytes());
         const uint32_t* words = scales + panel * groups.rows() * PANEL;
         ChunkOfCodes own{part, unit, count, words, nullptr};
+        static thread_local Chunk<Format> chunk;
+        const bool is_new = !chunk.is(product, part);
+        if (codes.form != WHOLE) {
+            if (is_new) chunk.expand(codes, count);
+            own.codes = reinterpret_cast<const char*>(chunk.whole.data());
+        }
         if (rows <= STRIP) {
             return code_strip<Format, Format, num>(arranged, row, own, groups, prefetch, sums, adds);
         }
-        static thread_local Chunk<Format> chunk;
         const bool unpacks = rows >= UNPACKED_ROWS<Format>;
-        if (!chunk.is(product, part)) {
+        if (is_new) {
             const int64_t group = unit * VALUES / groups.group;
             const int64_t end = ((unit + count) * VALUES - 1) / groups.group + 1;
             chunk.read_scales_of(words, groups, group, std::min(end, groups.num) - group);
-            if (unpacks) chunk.unpack(count);
+            if (unpacks) chunk.unpack(own.codes, count);
         }
         own.scales = chunk.scales[0].values;
         if constexpr (UNPACKED_ROWS<Format> != NEVER) {
@@ -217,14 +229,15 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     Reading reading = CODE_READING;
     reading.beside = reinterpret_cast<const char*>(scales);
     reading.beside_bytes = groups.rows() * PANEL * int64_t(sizeof *scales);
-    multiply(codes, rows, n, units, num_threads, next, strip, write, reading);
+    reading.unit_bytes = codes.unit_bytes();
+    multiply(codes.data, rows, n, units, num_threads, next, strip, write, reading);
 }
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code
 // less the offset. An id that the weight does not have gives NaN. is_s8: codes are those of S8Format,
 // and scales those of quantize_rows, [2][n].
 template <int BITS, typename T>
-void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* scales,
+void look_up_codes(const int64_t* ids, const StoredCodes& codes, const uint32_t* scales,
                    const Groups& groups, bool is_float8, bool is_s8, int64_t n, int64_t k, T* out,
                    int64_t tokens, int num_threads) {
     constexpr int64_t VALUES = 32 / BITS;
@@ -235,7 +248,7 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
         GroupScale scale{bits_to_float(*words), is_s8 ? -bits_to_float(words[n]) : 0.0f, 128};
         if (!is_s8) scale = scale_of(groups, words, first / groups.group);
         for (int64_t unit = first / VALUES; unit * VALUES < end; ++unit) {
-            const uint32_t packed = own[unit * PANEL] ^ flip;
+            const uint32_t packed = codes.unit(own, unit) ^ flip;
             for (int i = 0; i < VALUES; ++i) {
                 const int64_t column = unit * VALUES + column_of<BITS>(i);
                 if (column >= end) continue;
@@ -254,8 +267,9 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
                 continue;
             }
             const uint32_t* words = scales + panel * groups.rows() * PANEL + at;
+            const char* first_unit = codes.data + panel * units * codes.unit_bytes();
             for (int64_t first = 0; first < k; first += groups.group) {
-                write_group(codes + panel * units * PANEL + at, words, first,
+                write_group(reinterpret_cast<const uint32_t*>(first_unit) + at, words, first,
                             std::min(k, first + groups.group), to);
             }
         }

@@ -56,6 +56,7 @@ struct Reading {
     // if there are many, which would displace the codes from the cache.
     const char* beside = nullptr;
     int64_t beside_bytes = 0;
+    int64_t unit_bytes = UNIT_BYTES;  // in memory, of a unit of a panel
 
     // Returns the units of a chunk, so that all are nearly equal and hold whole groups.
     int64_t chunk(int64_t all, int64_t rows) const {
@@ -162,8 +163,8 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
         const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
         const int64_t every = num_strips == 1 ? reading.strip_every : PREFETCH_UNITS;
         if (num_strips == 1 && next_task < tasks) reading.prefetch_beside(next_task % panels);
-        const char* own = weights + panel * units * UNIT_BYTES;
-        const char* after = weights + next_task % panels * units * UNIT_BYTES;
+        const char* own = weights + panel * units * reading.unit_bytes;
+        const char* after = weights + next_task % panels * units * reading.unit_bytes;
         if (next_task >= tasks) {
             after = next_product.weights;
             if (after != nullptr) after += (next_task - tasks) * next_product.panel_bytes;
@@ -171,14 +172,14 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
         alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
         for (int64_t unit = 0; unit < units; unit += chunk) {
             const int64_t count = std::min(chunk, units - unit), end = unit + count;
-            const char* part = own + unit * UNIT_BYTES;
-            const char* next = end < units ? own + end * UNIT_BYTES : after;
+            const char* part = own + unit * reading.unit_bytes;
+            const char* next = end < units ? own + end * reading.unit_bytes : after;
             const int64_t next_count = std::min(chunk, end < units ? units - end : units);
             for (int64_t i = 0; i < num_strips; ++i) {  // nearly equal strips of at most 6 rows
                 const int64_t row = num_rows * i / num_strips;
                 with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
                     strip(num, first_row + row, unit, part, count,
-                          prefetch_of(next, next_count * UNIT_BYTES, i, num_strips, count, every),
+                          prefetch_of(next, next_count * reading.unit_bytes, i, num_strips, count, every),
                           sums + row * PANEL, unit > 0);
                 });
             }

@@ -171,6 +171,33 @@ MM_INLINE Floats multiply_add_at(Floats a, const float* b, Floats sums) {
 #endif
 }
 
+// Returns 16 bytes as bytes_at reads them: repeated in the whole register.
+MM_INLINE Ints sixteen_bytes(const uint8_t* bytes) {
+    Ints found;
+    for (int i = 0; i < MM_VECTOR_BYTES; i += 16) {
+        std::memcpy(reinterpret_cast<char*>(&found) + i, bytes, 16);
+    }
+    return found;
+}
+
+// Returns for each byte of `places`, 0 to 15, the byte of `bytes` there.
+MM_INLINE Ints bytes_at(Ints bytes, Ints places) {
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_shuffle_epi8((__m512i)bytes, (__m512i)places);
+#elif MM_VECTOR_BYTES == 32
+    return (Ints)_mm256_shuffle_epi8((__m256i)bytes, (__m256i)places);
+#elif defined(__aarch64__)
+    return (Ints)vqtbl1q_u8((uint8x16_t)bytes, (uint8x16_t)places);
+#else
+    uint8_t from[16], at[16];
+    std::memcpy(from, &bytes, 16);
+    std::memcpy(at, &places, 16);
+    for (uint8_t& place : at) place = from[place];
+    std::memcpy(&places, at, 16);
+    return places;
+#endif
+}
+
 // Adds to each lane the products of its two 16-bit integers.
 MM_INLINE Ints add_pairs(Ints sums, Ints a, Ints b) {
 #if MM_VECTOR_BYTES == 64
