@@ -256,7 +256,8 @@ class S8Weight:
     too, with a scale for every 64 values of a row, whose largest magnitude becomes 127."""
 
     bits: Bits = 8
-    scale_form, code_form, code_list, is_float8, is_s8 = 0, 0, None, False, True
+    scale_form, code_form, is_float8, is_s8 = 0, 0, False, True
+    code_list: Tensor | None = None
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""
