@@ -49,7 +49,7 @@ class RunCounts:
 
     num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
-    outcomes: number of other items by outcome: "empty", "truncated", "repetition".
+    outcomes: number of other items by outcome: "empty", "repetition", "malformed", "truncated".
     answers: number of answers to each of several questions, by name.
     asked_again: answers that were asked again, by the check that they broke.
     num_same: items whose answer is another one's, see data/files/duplicates.py.

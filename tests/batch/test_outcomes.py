@@ -1,5 +1,6 @@
 """Answers that are empty, cut off or in a loop are told apart from good ones and from failures."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,93 @@ def test_a_text_that_was_cut_off_in_a_loop(fake_llm, ids, reason):
     assert made(fake_llm, completion(token_ids=ids)).outcome == "ok"  # it ended by itself
 
 
+LOOPS = {
+    "From leftred " + "red " * 12 + "blue.": "'red' repeats 8 times or more",
+    "A cat. " + "Red, red and blue. " * 8: "'red red and blue' repeats 8 times or more",
+    "the the the the the the the the": "'the' repeats 8 times or more",
+    "一只猫" + "红" * 16: "'红' repeats without a break",
+    "Aaa" + "ha" * 16: "'ah' repeats without a break",
+}
+FAULTS = {
+    "A red circle.</think>A circle.": "the text holds </think> without its beginning",
+    "<think>A red circle. It is red.": "the text holds <think> without its end",
+    "<think>Hm.</answer> A circle.": "the text holds </answer> without its beginning",
+    "A circle.<|im_start|>user": "the text holds <|im_start|>",
+    "A red circle. Under it a blue squ": "the text ends within a sentence",
+    "A red circle. A square is under it,": "the text ends within a sentence",
+    'He says "never." Then he': "the text ends within a sentence",
+    "From left to right: a horse. Below:": "the text ends within a sentence",
+}
+SOUND = [
+    "a red circle",
+    "A red circle at the top.",
+    "A very, very, very big cat.",
+    "Row, row, row your boat. Gently down the stream.",
+    "| 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |\n|---|---|---|---|---|---|---|---|",
+    "1 1 1 1 1 1 1 1 1 1 1 1 1 1",
+    "| Yes | Yes | Yes | Yes | Yes | Yes | Yes | Yes | Yes |",
+    "0000000000000000000000000000 ------------------------------",
+    "It sells:\n- apples. They are red\n- pears",
+    "<think>Hm. It is red.</think> A circle.",
+    "<table><tr><td>A. B</td></tr></table>",
+    '{"caption": "A cat. It sleeps"}',
+    "A sign that says STOP. It is red!",
+    "An e.g. short text",
+    "a photo of Mr. Brown and Dr. Smith",
+    "He said (twice) that it rains. Then it did …",
+    "一只红色的圆。",
+    "def f(x):\n    return x | 1. Then g",
+    "a < b and b > c. Done.",
+    "A small blue star. 小さい星。",
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), LOOPS.items())
+def test_a_text_with_a_phrase_that_repeats(fake_llm, text, reason):
+    record = made(fake_llm, completion(text=text))
+    assert (record.outcome, record.outcome_reason) == ("repetition", reason)
+    assert made(fake_llm, completion(text=text, is_valid=True)).outcome == "ok"  # as asked
+
+
+@pytest.mark.parametrize(("text", "reason"), FAULTS.items())
+def test_a_text_that_is_no_whole_answer(fake_llm, text, reason):
+    record = made(fake_llm, completion(text=text))
+    assert (record.outcome, record.outcome_reason) == ("malformed", reason)
+
+
+@pytest.mark.parametrize("text", SOUND)
+def test_a_sound_text_has_no_fault(fake_llm, text):
+    assert made(fake_llm, completion(text=text)).outcome == "ok"
+
+
+def test_broken_captions_are_told_from_good_ones(fake_llm):
+    """500 good captions, of one sentence and of several; 50 broken as models break them."""
+    chance = random.Random(0)
+    colours, shapes = ("red", "blue", "green", "a dark grey"), ("circle", "square", "star", "dog")
+
+    def sentence():
+        parts = [
+            f"{chance.choice(colours)} {chance.choice(shapes)}" for _ in range(chance.randint(1, 6))
+        ]
+        return f"From left to right: {', '.join(parts)}."
+
+    good = [" ".join(sentence() for _ in range(chance.randint(1, 4))) for _ in range(500)]
+    assert {made(fake_llm, completion(text=text)).outcome for text in good} == {"ok"}
+    broken = []
+    for text in good[:50]:
+        cut = text[: chance.randint(len(text) // 2, len(text) - 2)]
+        word = chance.choice(colours)
+        ways = (
+            f"{cut}</think>{text}",
+            f"{cut} {f'{word} ' * 12}",
+            f"{text} {cut}",
+            f"{cut}<|end|>",
+        )
+        broken.append(chance.choice(ways))
+    found = [made(fake_llm, completion(text=text)).outcome for text in broken]
+    assert 50 - found.count("ok") >= 45
+
+
 def test_a_call_of_a_tool_is_an_answer(fake_llm):
     call = ToolCall(id="1", name="f", arguments="{}")
     assert made(fake_llm, completion(text="", tool_calls=(call,))).outcome == "ok"
@@ -97,6 +185,7 @@ def test_of_several_samples_the_worst_counts(fake_llm, first, second):
         "failed": {"error_code": 500, "error_msg": "x", "finish_reason": "error"},
         "empty": EMPTY,
         "repetition": {"finish_reason": "repetition"},
+        "malformed": {"text": "A.</think>"},
         "truncated": CUT,
         "ok": {},
     }

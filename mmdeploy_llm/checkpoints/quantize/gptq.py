@@ -1,5 +1,6 @@
 """GPTQ (Frantar et al. 2022): rounds the columns of a weight in order, and spreads the error of
-each over the columns that follow, so that the products with typical inputs change least.
+each over the columns that follow, so that the products with typical inputs change least. Then one
+code and one scale after the other moves to where that error is smallest (coordinate descent).
 
 Shapes: n rows (outputs), k columns (inputs), G groups of columns.
 """
@@ -19,6 +20,7 @@ from mmdeploy_llm.checkpoints.saving.rounding import (
 from mmdeploy_llm.errors import CheckpointError
 
 DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; a larger one where a factor fails
+PASSES = 3  # over all codes and scales; two more lower the error by another 1 %
 
 
 def round_by_factor(
@@ -80,13 +82,8 @@ def _round_columns(
 def factor_of(moments: Tensor) -> Tensor:
     """Returns the upper Cholesky factor of the inverse of the damped moments, [k, k]. Raises
     CheckpointError for moments that are not finite."""
-    diagonal = moments.diagonal()
-    mean = diagonal.mean().clamp(min=1e-12)
     for damping in DAMPING:
-        damped = moments.clone()
-        damped.diagonal().add_(damping * mean)
-        damped.diagonal()[diagonal == 0] = mean
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        lower, failed = torch.linalg.cholesky_ex(damped(moments, damping))
         if not failed:
             inverse = torch.cholesky_inverse(lower)
             upper: Tensor
@@ -94,6 +91,67 @@ def factor_of(moments: Tensor) -> Tensor:
             if not failed:
                 return upper
     raise CheckpointError("inputs of a layer have values that are not finite; it cannot be rounded")
+
+
+def damped(moments: Tensor, damping: float) -> Tensor:
+    """Returns moments with a part of their mean added to the diagonal; inputs that are always 0 get
+    the mean."""
+    found, diagonal = moments.clone(), moments.diagonal()
+    mean = diagonal.mean().clamp(min=1e-12)
+    found.diagonal().add_(damping * mean)
+    found.diagonal()[diagonal == 0] = mean
+    return found
+
+
+def refined(
+    weight: Tensor, rounded: Rounded, moments: Tensor, scheme: Scheme, scales: Tensor | None = None
+) -> Rounded:
+    """Moves the codes and scales of `rounded`, which stands for `weight` [n, k] times `scales` [k],
+    each to the best value while the others stay, PASSES times: the error of the outputs for inputs
+    that `moments` [k, k] sums up never grows."""
+    scales = torch.ones(weight.shape[1]) if scales is None else scales
+    wanted, size = weight * scales, min(scheme.group_size, weight.shape[1])
+    own = damped(moments, DAMPING[0]) / scales / scales[:, None]
+    values = values_of(rounded.codes, rounded.scales, rounded.zeros)
+    slope = (values - wanted) @ own  # half of the error's
+    codes, found = rounded.codes.clone(), rounded.scales.clone()
+    for _ in range(PASSES):
+        for group, start in enumerate(range(0, weight.shape[1], size)):
+            columns = slice(start, start + size)
+            zero = rounded.zeros[:, group].float()
+            levels = codes[:, columns].float() - zero[:, None]
+            before = levels * found[:, group, None].float()
+            found[:, group] = _move_group(
+                levels, slope[:, columns], own[columns, columns], found[:, group], zero, scheme
+            )
+            codes[:, columns] = (levels + zero[:, None]).to(torch.uint8)
+            slope += (levels * found[:, group, None].float() - before) @ own[columns]
+    return Rounded(
+        codes=codes,
+        scales=found,
+        zeros=rounded.zeros,
+        squared_error=relative_error(values_of(codes, found, rounded.zeros), wanted),
+    )
+
+
+def _move_group(
+    levels: Tensor, slope: Tensor, moments: Tensor, scale: Tensor, zero: Tensor, scheme: Scheme
+) -> Tensor:
+    """Moves the levels [n, size] of a group, codes without their zeros [n], in place; returns the
+    scales for them, bfloat16 [n]. moments: [size, size]. slope: [n, size], half of the error's."""
+    rest, wide, highest = slope.clone(), scale.float(), 2**scheme.bits - 1
+    inverse = inverse_of(wide)
+    for column in range(levels.shape[1]):
+        level = levels[:, column]
+        step = rest[:, column] * inverse / moments[column, column]
+        new = torch.minimum(torch.maximum((level - step).round_(), -zero), highest - zero)
+        rest.addr_((new - level) * wide, moments[column])
+        levels[:, column] = new
+    curve, slant = ((levels @ moments) * levels).sum(1), (rest * levels).sum(1)
+    new_scale = (wide - slant * inverse_of(curve)).bfloat16()
+    change = new_scale.float() - wide
+    is_better = (change * (2 * slant + change * curve) < 0) & (new_scale * scale > 0)
+    return torch.where(is_better, new_scale, scale)
 
 
 def values_of(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:

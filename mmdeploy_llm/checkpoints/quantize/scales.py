@@ -1,4 +1,4 @@
-"""Rounds a window of layers: scales of columns (AWQ) first, then GPTQ.
+"""Rounds a window of layers: scales of columns (AWQ) first, then GPTQ and what refines it.
 
 A column times s with its input divided by s is the same product, but is rounded as finely as s
 makes it. Of a few powers of the inputs' size, the one whose rounded weight has the smallest error
@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdeploy_llm.checkpoints.saving.rounding import Rounded, Scheme, round_groups
 
 from .folds import Fold, divided_norm
-from .gptq import factor_of, output_error, round_by_factor, values_of
+from .gptq import factor_of, output_error, refined, round_by_factor, values_of
 from .sites import Site
 
 POWERS = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)  # of the inputs' size; 0, no scales, is tried too
@@ -66,7 +66,9 @@ def round_window(
     found, error, nearest = [], 0.0, 0.0
     for number, (site, weight) in enumerate(zip(sites, weights, strict=True)):
         column, row = columns[number], rows[number]
-        rounded = round_by_factor(weight * row[:, None], factors[number], site.scheme, column)
+        own = weight * row[:, None]
+        rounded = round_by_factor(own, factors[number], site.scheme, column)
+        rounded = refined(own, rounded, moments[number], site.scheme, column)
         error += output_error(weight, rounded, moments[number], column, row)
         plain = round_groups(weight, site.scheme)
         nearest += output_error(weight, plain, moments[number])

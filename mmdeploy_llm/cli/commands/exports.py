@@ -72,7 +72,7 @@ Outcomes = Annotated[
     str | None,
     typer.Option(
         metavar="WORDS",
-        help="Only records of these outcomes: ok, empty, truncated, repetition, failed; with "
+        help="Only records of these outcomes: ok, truncated, malformed, repetition, empty, failed; with "
         "commas.  [default: all]",
     ),
 ]

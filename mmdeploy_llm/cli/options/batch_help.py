@@ -9,7 +9,7 @@ NAME_WIDTH, WIDTH = 20, 79  # of the lines about them
 EXIT_CODES = """\b
 Exit codes: 0 every item has its answer, 1 some items failed, 2 wrong usage or
 unusable model, 3 stopped by --max-failures or without its output, or items are
-left, 4 none failed, and some answers are empty, truncated or in a loop,
+left, 4 none failed, and some answers are empty, cut off, malformed or in a loop,
 130 stopped with Ctrl-C, 143 by SIGTERM, 129 by SIGHUP."""
 
 CAPTION_EPILOG = f"""\b

@@ -2,7 +2,8 @@
 
     failed      an error: there is no answer, or none that may be used
     empty       the answer has no text and no tool call
-    repetition  the text ran in a loop, and was ended, or cut off in it
+    repetition  the text ran in a loop, and was ended, cut off in it, or went on after it
+    malformed   the text holds a tag of the model's own format, or ends within a sentence
     truncated   the text was cut off at max_tokens or at the length of the context
     ok          none of these
 
@@ -13,6 +14,7 @@ text that keeps its constraint (`guided_decoding`) is an answer; so is a text of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
 TAIL = 1024  # tokens at the end that are looked at
 MAX_PERIOD = 200
 FEWEST_TOKENS, FEWEST_TIMES = 64, 4  # of a loop: shorter ones are found in sound texts
+MAX_WORDS, FEWEST_PHRASES = 8, 8  # of a phrase that repeats in a text
+# Cells of tables and numbers repeat in sound texts, so they are words of their own that end a loop.
+WORD = re.compile(r"[^\W\d_]+|[\d|]")
+LETTERS = re.compile(r"([^\W\d_]{1,8}?)\1{15}")
+# Tags that models write for programs, and special tokens.
+TAG = re.compile(r"<(/?)(think|thinking|thought|answer|tool_call|tool_response)>|<\|[\w ]{1,40}\|>")
+# The end of a word that is no abbreviation, and the beginning of the next sentence.
+SENTENCE_END = re.compile(r"[^\W\d_]{5}[.!?][\"')\]]* +[^\W\d_a-z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +64,42 @@ def loop_of(token_ids: Sequence[int]) -> Loop | None:
     return None
 
 
-Outcome = Literal["failed", "empty", "repetition", "truncated", "ok"]
+def phrase_loop(text: str) -> str | None:
+    """Says which words stand in a text FEWEST_PHRASES times in a row or more; None without any."""
+    if (same := LETTERS.search(text)) is not None:
+        return f"{same[1]!r} repeats without a break"
+    words = WORD.findall(text.lower())
+    for period in range(1, MAX_WORDS + 1):
+        run = 0
+        for place in range(period, len(words)):
+            is_same = words[place] == words[place - period] and words[place].isalpha()
+            run = run + 1 if is_same else 0
+            if run == period * (FEWEST_PHRASES - 1):
+                phrase = " ".join(words[place - period + 1 : place + 1])
+                return f"{phrase!r} repeats {FEWEST_PHRASES} times or more"
+    return None
+
+
+def fault_of(text: str) -> str | None:
+    """Says why a text that the model ended is no whole answer: a tag that nothing has opened or
+    closed, a special token, or an end within a sentence of one that has several; None for others."""
+    opened: list[str] = []
+    for tag in TAG.finditer(text):
+        if tag[2] is None:
+            return f"the text holds {tag[0]}"
+        if not tag[1]:
+            opened.append(tag[2])
+        elif not opened or opened.pop() != tag[2]:
+            return f"the text holds {tag[0]} without its beginning"
+    if opened:
+        return f"the text holds <{opened[-1]}> without its end"
+    is_prose = "\n" not in text and SENTENCE_END.search(text)
+    if is_prose and (text[-1].isalnum() or text[-1] in ",:;(-"):
+        return "the text ends within a sentence"
+    return None
+
+
+Outcome = Literal["failed", "empty", "repetition", "malformed", "truncated", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the worst one first
 LACKING = OUTCOMES[1:-1]  # not failed, and not what was asked for
 MAX_TOKENS, MAX_MODEL_LEN = "max_tokens", "max_model_len"
@@ -115,6 +160,10 @@ class Sample:
             return Verdict(outcome="repetition", reason=self.loop)
         if not self.text and not self.has_calls:
             return Verdict(outcome="empty", reason=self._why_empty())
+        if (phrase := phrase_loop(self.text)) is not None:
+            return Verdict(outcome="repetition", reason=phrase)
+        if self.finish_reason == "stop" and (fault := fault_of(self.text)) is not None:
+            return Verdict(outcome="malformed", reason=fault)
         if self.finish_reason == "length":
             reason = None if self.limit is None else f"{self.limit} was reached"
             return Verdict(outcome="truncated", reason=reason)

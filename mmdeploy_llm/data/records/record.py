@@ -90,7 +90,7 @@ class Record:
     )
     text: str = row("the answer", "", TEXT, "always", "first")
     outcome: Outcome = row(
-        "ok, empty, truncated, repetition or failed",
+        "ok, truncated, malformed, repetition, empty or failed",
         "ok",
         TEXT,
         "always",

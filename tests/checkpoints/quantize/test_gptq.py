@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from mmdeploy_llm.checkpoints.quantize.gptq import (
+    damped,
     factor_of,
     output_error,
+    refined,
     round_by_factor,
     values_of,
 )
@@ -90,3 +92,57 @@ def test_inputs_that_are_not_finite():
     weight, _, moments = made()
     with pytest.raises(CheckpointError, match="not finite"):
         round_by_factor(weight, factor_of(moments * float("nan")), SCHEME)
+
+
+SCHEMES = [
+    Scheme(bits=4, group_size=16),
+    Scheme(bits=4, group_size=16, is_symmetric=True),
+    Scheme(bits=8, group_size=32),
+    Scheme(bits=4, group_size=1000),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("num_inputs", [500, 20])
+def test_refined_codes_and_scales_change_outputs_less(scheme, num_inputs):
+    torch.manual_seed(3)
+    weight, by = torch.randn(24, 64), torch.rand(64) + 0.5
+    inputs = torch.randn(num_inputs, 64) @ torch.randn(64, 64)
+    weight[3, :16] = 0
+    moments = inputs.T @ inputs
+    moments[7], moments[:, 7] = 0, 0  # a column without inputs
+    before = round_by_factor(weight, factor_of(moments), scheme, by)
+    after = refined(weight, before, moments, scheme, by)
+    own = damped(moments, 0.01) / by / by[:, None]
+
+    def errors(rounded):
+        lost = values_of(rounded.codes, rounded.scales, rounded.zeros) - weight * by
+        return ((lost @ own) * lost).sum(1)
+
+    assert (errors(after) <= errors(before) * 1.001).all()
+    assert errors(after).sum() < (0.95 if scheme.bits == 4 else 1) * errors(before).sum()
+    assert int(after.codes.max()) < 2**scheme.bits
+    assert torch.equal(after.zeros, before.zeros)
+    assert (after.scales * before.scales >= 0).all()
+    assert after.scales.dtype is torch.bfloat16
+
+
+def test_no_single_code_of_a_refined_weight_could_be_better(monkeypatch):
+    monkeypatch.setattr("mmdeploy_llm.checkpoints.quantize.gptq.PASSES", 50)
+    torch.manual_seed(4)
+    scheme = Scheme(bits=4, group_size=8)
+    weight, inputs = torch.randn(5, 16), torch.randn(40, 16) @ torch.randn(16, 16)
+    moments = inputs.T @ inputs
+    found = refined(weight, round_groups(weight, scheme), moments, scheme)
+    own = damped(moments, 0.01)
+
+    def error(codes):
+        lost = values_of(codes, found.scales, found.zeros) - weight
+        return ((lost @ own) * lost).sum(1)
+
+    least = error(found.codes)
+    for column in range(16):
+        for code in range(16):
+            codes = found.codes.clone()
+            codes[:, column] = code
+            assert (error(codes) >= least * (1 - 1e-5)).all()

@@ -210,4 +210,4 @@ def test_a_model_with_outliers(tmp_path, monkeypatch):
             open_model=LLM,
         )
         gains.append(done.gain)
-    assert gains[0] < 0.95 * gains[1]
+    assert gains[0] < 0.97 * gains[1]

@@ -21,7 +21,7 @@ from .places import BYTE_ORDER_MARK, Places, Spot, is_read_only, text_in
 from .text import has_several_lines
 
 JOINED = "of several lines became one line: trainers read the first line only"
-NO_ANSWER = frozenset(("failed", "empty", "repetition"))  # outcomes without a sidecar
+NO_ANSWER = frozenset(("failed", "empty", "repetition", "malformed"))  # outcomes without a sidecar
 
 
 @dataclass(slots=True, kw_only=True)
