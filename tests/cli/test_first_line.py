@@ -15,16 +15,15 @@ from mmdeploy_llm.testing.tiny import write_tiny
 HEAVY = ("torch", "transformers")
 # Runs the program, and notes which of the heavy modules there are when the first line is written.
 NOTING = f"""
-import json, os, sys
-class Noting:
-    encoding, errors = "utf-8", "strict"
+import io, json, os, sys
+class Noting(io.StringIO):
     def isatty(self): return os.environ["IS_TERMINAL"] == "1"
-    def flush(self): pass
     def write(self, text):
-        if not text: return  # typer asks so what the stream takes
-        heavy = [name for name in {HEAVY!r} if name in sys.modules]
-        print(json.dumps([text, heavy]), flush=True)
-        os._exit(0)
+        super().write(text)  # it takes no bytes
+        if text:
+            heavy = [name for name in {HEAVY!r} if name in sys.modules]
+            print(json.dumps([text, heavy]), flush=True)
+            os._exit(0)
 sys.stderr = Noting()
 from mmdeploy_llm.cli import main
 main()
