@@ -18,7 +18,7 @@ from mmdeploy_llm.cli.options.job_file import save_job
 from mmdeploy_llm.cli.options.missing import check_corpus, check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.selection import listed_files
-from mmdeploy_llm.cli.options.shared import DeskOptions, RunDesk
+from mmdeploy_llm.cli.options.shared import DeskOptions, EstimateDesk, RunDesk
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.cli.options.vectors import EmbedOptions
 from mmdeploy_llm.cli.running import After, nothing_more, run_and_report, show_estimate
@@ -140,7 +140,12 @@ def run_input(
 
 
 def say_what_runs(
-    desk: RunDesk, paths: Iterable[str], output: str, page: str | None, *, is_checked: bool = False
+    desk: EstimateDesk,
+    paths: Iterable[str],
+    output: str,
+    page: str | None,
+    *,
+    is_checked: bool = False,
 ) -> None:
     """Says what starts, see engines.say_what_runs; an estimate writes no results."""
     places = () if desk.estimate.estimate is not None else filter(None, (output, page))

@@ -175,4 +175,5 @@ def num_tiles(size: tuple[int, int], longest: int, tile: int) -> int:
     along = math.ceil(max(height, width) / tile)
     aspect = width / height
     across = int(along * tile / aspect) if width >= height else int(along * tile * aspect)
-    return along * math.ceil(across / tile)
+    found: int = along * math.ceil(across / tile)
+    return found
