@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mmdeploy_llm.cli.options.missing import check_model
+from mmdeploy_llm.cli.terminal.letters import printable
+from mmdeploy_llm.data.files.counting import files_so_far
 from mmdeploy_llm.media.budgets.photo import telling_the_cost
 
 if TYPE_CHECKING:
@@ -24,6 +26,20 @@ def say_what_starts(model: str) -> None:
     """Says on a terminal which model starts, before the seconds in which nothing else is said."""
     if sys.stderr is not None and sys.stderr.isatty():
         typer.echo(f"starting {model} ...", err=True)
+
+
+def say_what_runs(
+    model: str, paths: Iterable[str], places: Iterable[str], *, is_checked: bool
+) -> None:
+    """Says which model starts with how many files, and where the results go: the first line of a
+    run. A terminal has it at once, a file or a pipe once the options are checked, so that an error
+    in them is the only line. paths: files, folders and names of other inputs. places: names of the
+    outputs. is_checked: whether the options are."""
+    if sys.stderr is None or sys.stderr.isatty() == is_checked:
+        return
+    found, where = files_so_far(paths), " and ".join(places)
+    line = f"starting {model}" + (f" with {found}" if found else "")
+    typer.echo(printable(line + (f"; results go to {where}" if where else " ...")), err=True)
 
 
 def open_llm(model: str, options: Mapping[str, Any]) -> AbstractContextManager[LLM]:

@@ -9,6 +9,8 @@ what is said of Python.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,11 +22,25 @@ SOME_FAILED, USAGE, STOPPED, SOME_LACKING = 1, 2, 3, 4
 
 def print_error(message: str) -> None:
     """Prints one red line on standard error."""
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
 
-    typer.secho(f"error: {printable(message)}", fg="red", err=True)
+    typer.secho(f"error: {printable(on_the_command_line(message))}", fg="red", err=True)
 
 
+def on_the_command_line(message: str) -> str:
+    """Returns a message with arguments that are dicts as --engine takes them, such as
+    limit_mm_per_prompt={'image': 3}: as JSON, in quotes for a shell."""
+    return _DICT.sub(lambda found: f"--engine '{found[1]}={_json(found[2])}'", message)
+
+
+def _json(literal: str) -> str:
+    try:
+        return json.dumps(ast.literal_eval(literal))
+    except (ValueError, SyntaxError):  # it is no dict, as it stands
+        return literal
+
+
+_DICT = re.compile(r"(?<![\w.'\"=\-])([a-z]+(?:_[a-z]+)+)=(\{[^{}]*\})")
 _STAYS = r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|\(in Python[^()]*(?:\([^()]*\)[^()]*)*\)"
 _NAME = r"(?<![\w./=\-]){}(?![\w/=(\[]|\.\w|-\w)"
 _OF_CLASS = r"(?<![\w.])(?:EngineConfig|SamplingParams|sampling_params)\.(?P<of_class>\w+)"

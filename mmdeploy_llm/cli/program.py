@@ -79,7 +79,7 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the text of the message and of its traceback."""
-        from mmdeploy_llm.cli.terminal.output import printable
+        from mmdeploy_llm.cli.terminal.letters import printable
 
         return printable(super().format(record))
 
@@ -170,7 +170,7 @@ def program(
     """Run multimodal language models offline: caption folders of images, answer files of prompts,
     or chat about a picture.
 
-    Options of the program go before the command: mmdeploy-llm --verbose caption photos
+    --verbose and --debug may stand after the command too: mmdeploy-llm caption photos --verbose
     """
     ctx.obj = plugin_names()
     ctx.meta[FROM_ENVIRONMENT] = cache_option()

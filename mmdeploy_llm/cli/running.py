@@ -47,6 +47,7 @@ def run_and_report(
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.report.whole import ReportOptions, RunReport
     from mmdeploy_llm.cli.terminal import output as terminal
+    from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 
     model = desk.model.model
@@ -76,10 +77,10 @@ def run_and_report(
     done = "captioned" if is_caption else "embedded" if has_vectors else "done"
     typer.echo(terminal.batch_summary(summary, done=done))
     for line in after(summary):
-        typer.echo(terminal.printable(line))
+        typer.echo(printable(line))
     what = "captions:" if is_caption else "vectors: " if has_vectors else "results: "
     places = f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")
-    typer.echo(terminal.printable(places))
+    typer.echo(printable(places))
     if fault is not None:
         raise fault
     end_with_exit_code(summary)
@@ -108,7 +109,8 @@ def show_estimate(
     from mmdeploy_llm.batch.estimate.estimate import LeftSource, estimate
     from mmdeploy_llm.batch.estimate.page import beside, write_page
     from mmdeploy_llm.batch.job import plan_source
-    from mmdeploy_llm.cli.terminal.output import caption_table, print_table, printable
+    from mmdeploy_llm.cli.terminal.letters import printable
+    from mmdeploy_llm.cli.terminal.output import caption_table, print_table
 
     if desk.effort.ray is not None:
         raise ConfigError("--estimate measures an engine of this process; leave out --ray")

@@ -336,7 +336,10 @@ class TestCaption:
         assert result.exit_code == 2
         assert message in result.stderr
         assert "Traceback" not in result.output
-        assert result.stderr.startswith("error: ")
+        *told, error = result.stderr.splitlines()
+        assert error.startswith("error: ")
+        has_begun = "--model" in words  # the options are right, and the model is looked at last
+        assert [line.partition(" ")[0] for line in told] == ["starting"] * has_begun
 
     def test_debug_shows_the_traceback(self, run, made, pictures):
         result = run("--debug", "caption", "pics", "--model", "unserved")

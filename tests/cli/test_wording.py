@@ -1,12 +1,15 @@
 """Errors name the options of the command, not the arguments of the library."""
 
+import logging
+
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli.engines import say_what_starts
-from mmdeploy_llm.cli.exits import in_options
+from mmdeploy_llm.cli.exits import in_options, on_the_command_line
 from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.errors import ConfigError
 
 CAPTION = get_command(app).commands["caption"]
 
@@ -91,3 +94,29 @@ def test_a_terminal_is_told_at_once_which_model_starts(monkeypatch, capsys, is_t
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     say_what_starts("models/some")
     assert capsys.readouterr().err == ("starting models/some ...\n" if is_terminal else "")
+
+
+def test_options_of_the_program_may_stand_after_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["caption", "nowhere", "--debug"], ["--debug", "caption", "nowhere"]):
+        assert isinstance(CliRunner().invoke(app, words).exception, ConfigError)
+    root = logging.getLogger()
+    before = root.level
+    try:
+        root.setLevel(logging.WARNING)
+        assert CliRunner().invoke(app, ["caption", "nowhere", "-v"]).exit_code == 2
+        assert root.level == logging.INFO
+    finally:
+        root.setLevel(before)
+    done = CliRunner().invoke(app, ["caption", "nowhere", "--verbos"])
+    assert "--verbose" in done.stderr  # click's hint names it
+
+
+def test_a_dict_that_is_to_be_given_is_written_for_a_shell():
+    message = "Too many image items in prompt; raise it with limit_mm_per_prompt={'image': 3}"
+    assert on_the_command_line(message) == (
+        "Too many image items in prompt; raise it with "
+        "--engine 'limit_mm_per_prompt={\"image\": 3}'"
+    )
+    for stays in ("--engine 'limit_mm_per_prompt={\"image\": 100}'", "seed={x}", "a {'b': 1}"):
+        assert on_the_command_line(stays) == stays

@@ -43,7 +43,8 @@ def fields_of(spec):
     if spec.name == "kosmos2_5-image":  # it always normalises
         return {"other_options": {"max_patches": 6}}
     if spec.kind == "image":
-        return {"other_options": {"do_normalize": spec.name == "gemma4-image"}}  # not its default
+        is_normal = spec.name not in ("gemma4-image", "tipsv2-image")
+        return {"other_options": {"do_normalize": not is_normal}}  # not its default
     if spec.kind == "audio":
         return {"item_options": ({"start": 0.1}, {"end": 0.25})}
     options = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}

@@ -8,12 +8,13 @@ from mmdeploy_llm.layers.basic.norm import RMSNorm
 from mmdeploy_llm.testing.models.base import factory_of
 from mmdeploy_llm.testing.tiny import families, family_of, tokenizer_of
 
-LAYER_NORMS = {  # families without an RMSNorm
+LAYER_NORMS = {  # families without an RMSNorm, or with transformers' own alone
     *("bert", "blip", "bloom", "camembert", "clip", "cohere", "cohere2", "colmodernvbert"),
     *("distilbert", "electra", "falcon", "florence2", "git", "gpt_neo", "gpt_neox", "gte"),
     *("jais2", "jina_embeddings_v3", "modernbert", "moonshine", "mpnet", "mpt", "nemotron"),
     *("nomic_bert", "olmo", "phi", "pp_formulanet", "roberta", "siglip", "siglip2"),
     *("stablelm", "starcoder2", "vision_encoder_decoder", "whisper", "xlm_roberta"),
+    *("embedding_gemma2_text", "tipsv2"),
 }
 FAMILIES = {name: spec for name, spec in families().items() if name not in LAYER_NORMS}
 QUICK = ("gemma4", "llama", "olmo2")

@@ -18,7 +18,9 @@ from mmdeploy_llm.weights.bounds import bounded_building
 
 QUICK = ("qwen2_5_vl", "florence2")
 LAYERS = re.compile(r"((model|decoder|text)\.)?layers\.\d+\.")
-VECTOR_LAYERS = re.compile(r"((model|text|encoder)\.)?layers\.\d+\.")  # encoders of text alone
+VECTOR_LAYERS = re.compile(
+    r"((model|text|text\.inner|encoder)\.)?layers\.\d+\."
+)  # encoders of text alone
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 96}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 

@@ -13,7 +13,8 @@ from mmdeploy_llm.batch.report.page import EMBEDDED_CARDS, ReportHead, write_rep
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.cli import PrintableFormatter
-from mmdeploy_llm.cli.terminal.output import batch_summary, caption_table, print_answer, printable
+from mmdeploy_llm.cli.terminal.letters import printable
+from mmdeploy_llm.cli.terminal.output import batch_summary, caption_table, print_answer
 from mmdeploy_llm.data.outputs.scan import RecordIndex
 from mmdeploy_llm.data.records.item import Media
 from mmdeploy_llm.data.records.record import ItemError, Record

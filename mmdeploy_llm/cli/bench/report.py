@@ -11,6 +11,7 @@ from .profile import Profile
 from .results import BenchResult, Limit, Memory
 
 LOW_SHARE = 0.5  # of the limit: below it something is amiss
+GOOD_SHARE = 0.8
 FEW_REQUESTS = 8
 
 
@@ -76,7 +77,7 @@ def _rows(result: BenchResult) -> Iterator[tuple[str, str, str]]:
     if result.limit is None:
         yield "share of the limit", "", "unknown: the model is not built of this package's layers"
     else:
-        yield "share of the limit", f"{result.limit.share:.2f}", _limit(result.limit)
+        yield "share of the limit", f"{100 * result.limit.share:.0f} %", _limit(result.limit)
         if result.limit.share < LOW_SHARE:
             yield "what to try", "", "; ".join(_advice(result, result.limit.machine))
 
@@ -87,19 +88,32 @@ def _memory(memory: Memory) -> str:
         return cache
     needed = memory.weights + memory.kv_cache
     over = memory.peak - needed
-    return (
-        f"weights {_mebibytes(memory.weights)}, {cache}, {_mebibytes(over)} other "
-        f"({100 * over / needed:+.0f} %)"
-    )
+    found = f"weights {_mebibytes(memory.weights)}, {cache}, all else {_mebibytes(over)}"
+    most = max(memory.weights, memory.kv_cache, over)
+    if most == memory.weights:
+        return f"{found}: mostly weights; --quantization makes them smaller"
+    if most == memory.kv_cache:
+        return f"{found}: mostly the KV cache; fewer requests at once need less"
+    return f"{found}: mostly the program with torch, and the values of a step, not the model"
 
 
 def _limit(limit: Limit) -> str:
     machine = limit.machine
     return (
-        f"a round's matrix products need {limit.seconds:.2f} s at {machine.flops / 1e9:,.0f} G "
+        f"{_verdict(limit.share)}: a round's matrix products need {limit.seconds:.2f} s at "
+        f"{machine.flops / 1e9:,.0f} G "
         f"operations/s ({machine.precision}) and {machine.bandwidth / 1e9:.1f} GB/s, as measured "
         f"on this machine; {_kernels(machine)}"
     )
+
+
+def _verdict(share: float) -> str:
+    """Returns what the share of the limit says."""
+    if share >= GOOD_SHARE:
+        return "near the limit of this machine: only less work makes it faster"
+    if share >= LOW_SHARE:
+        return "as it should be: attention and what stands between the products take the rest"
+    return f"low: {100 * (1 - share):.0f} % of the time goes elsewhere, see what to try"
 
 
 def _kernels(machine: Machine) -> str:

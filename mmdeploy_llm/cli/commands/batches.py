@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mmdeploy_llm.cli.engines import say_what_starts
+from mmdeploy_llm.cli import engines
 from mmdeploy_llm.cli.options.columns import ColumnChoices
 from mmdeploy_llm.cli.options.groups import is_given, with_groups
 from mmdeploy_llm.cli.options.job_file import save_job
 from mmdeploy_llm.cli.options.missing import check_corpus, check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.selection import listed_files
-from mmdeploy_llm.cli.options.shared import DeskOptions, RunDesk
+from mmdeploy_llm.cli.options.shared import DeskOptions, EstimateDesk, RunDesk
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.cli.options.vectors import EmbedOptions
 from mmdeploy_llm.cli.running import After, nothing_more, run_and_report, show_estimate
 from mmdeploy_llm.errors import ConfigError
 
+from .plugins import LOAD_PLUGINS
 from .shards import shard_names
 
 if TYPE_CHECKING:
@@ -36,13 +39,18 @@ Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
 ]
+CORPORA = (
+    "Corpora: JSONL, CSV, TSV, Parquet, Arrow, tar (WebDataset) or Lance; a file, folder, glob, "
+    "pattern such as '{000..099}.tar' or URL; or hf://datasets/OWNER/NAME."
+)
 Input = Annotated[
     str | None,
+    typer.Argument(metavar="INPUT", help=f"A folder of media, or a corpus. {CORPORA}"),
+]
+Inputs = Annotated[
+    list[str] | None,
     typer.Argument(
-        metavar="INPUT",
-        help="A folder of media, or a corpus. Corpora: JSONL, CSV, TSV, Parquet, "
-        "Arrow, tar (WebDataset) or Lance; a file, folder, glob, pattern such as '{000..099}.tar' "
-        "or URL; or hf://datasets/OWNER/NAME.",
+        metavar="INPUT", help=f"Media, their folders or globs, several too; or a corpus. {CORPORA}"
     ),
 ]
 
@@ -62,8 +70,9 @@ def caption(
     given = files_of(desk, *(paths or []))
     check_media(given)
     desk, output, page = named(desk, output, page_beside(output))
+    say = partial(say_what_runs, desk, given, output, page)
+    say()  # before the options of the engine are imported
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
-    say_what_starts(desk.model.model)
     from mmdeploy_llm.batch.job import open_output, plan_source
     from mmdeploy_llm.batch.options import option_settings
 
@@ -71,8 +80,10 @@ def caption(
     sink = open_output(output, settings)  # a wrong format is told before torch is imported
     source = source_of_files(given, settings)
     if desk.estimate.estimate is not None:
+        say(is_checked=True)
         return show_estimate(source, sink, settings, desk, options, page)
     job = plan_source(source, sink, settings)
+    say(is_checked=True)
     start(ctx, job, desk, options, page, is_caption=True)
 
 
@@ -99,28 +110,55 @@ def run_input(
     output: str,
     columns: ColumnChoices,
     after: After = nothing_more,
+    paths: Sequence[str] = (),
 ) -> None:
-    """Runs a corpus, or the files that --files-from lists; see start."""
-    listed = desk.selection.files_from
-    if (input is None) == (listed is None):
+    """Runs a corpus, or files: `paths`, and those that --files-from lists; see start."""
+    has_files = desk.selection.files_from is not None or bool(paths)
+    if (input is None) != has_files:
         raise ConfigError("give INPUT, or a list of files with --files-from: one of them")
     check_corpus(input)
     desk, output, page = named(desk, output, None)
+    named_inputs = files_of(desk, *paths) if input is None else [input]
+    say = partial(say_what_runs, desk, named_inputs, output, page)
+    say()
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
-    say_what_starts(desk.model.model)
     from mmdeploy_llm.batch.job import open_output, plan_batch, plan_source, source_of
     from mmdeploy_llm.batch.options import option_settings
 
     fields = option_settings({**desk.to_batch(), **columns.to_batch()})
     settings = batch_settings(ctx, desk, options, fields)
     sink = open_output(output, settings)  # a wrong format is told before torch is imported
-    files = source_of_files(files_of(desk), settings) if input is None else None
+    files = source_of_files(named_inputs, settings) if input is None else None
     given = input or ""
     if desk.estimate.estimate is not None:
         source = files or source_of(given, settings)
+        say(is_checked=True)
         return show_estimate(source, sink, settings, desk, options, page)
     job = plan_source(files, sink, settings) if files else plan_batch(given, sink, settings)
+    say(is_checked=True)
     start(ctx, job, desk, options, page, after=after)
+
+
+def say_what_runs(
+    desk: EstimateDesk,
+    paths: Iterable[str],
+    output: str,
+    page: str | None,
+    *,
+    is_checked: bool = False,
+) -> None:
+    """Says what starts, see engines.say_what_runs; an estimate writes no results."""
+    places = () if desk.estimate.estimate is not None else filter(None, (output, page))
+    engines.say_what_runs(desk.model.model, paths, places, is_checked=is_checked)
+
+
+def is_medium(ctx: typer.Context, path: str) -> bool:
+    """Returns whether a path is a file that a plugin knows by its name as media."""
+    if not os.path.isfile(path):
+        return False
+    from mmdeploy_llm.data.rows.names import is_media_name
+
+    return is_media_name(path, ctx.meta[LOAD_PLUGINS]().kinds)
 
 
 def files_of(desk: DeskOptions | EmbedOptions, *paths: str) -> list[str]:
@@ -244,17 +282,22 @@ def page_beside(output: str) -> str:
 @with_groups
 def embed(
     ctx: typer.Context,
-    input: Input = None,
+    inputs: Inputs = None,
     *,
     desk: EmbedOptions,
     output: Output = "vectors.parquet",
     columns: ColumnChoices,
 ) -> None:
-    """Make a vector of each item of a corpus or a folder of media, for `search` and `dedupe`.
+    """Make a vector of each item of a corpus, or of media and their folders, for `search` and
+    `dedupe`.
 
     Vectors are appended to the output as they finish. An item that cannot be read gets a record
     with its error and does not affect the others."""
-    run_input(ctx, input, desk, output, columns, after=_finished)
+    given = inputs or []
+    first = given[0] if len(given) == 1 else None
+    paths = given if first is None or is_medium(ctx, first) else []
+    check_media(paths)
+    run_input(ctx, None if paths else first, desk, output, columns, after=_finished, paths=paths)
 
 
 def _finished(summary: BatchSummary) -> Iterable[str]:

@@ -31,12 +31,13 @@ Figures (a round runs all requests together):
   each output token    time per further token of the same request
   load to first token  from program start, without making the workload
   peak memory          of the process, compared with weights + KV cache in use
-  share of the limit   lower bound of a round's time / its measured time.
+  share of the limit   lower bound of a round's time, of its measured time: from
+                       80 % on it is near the limit, below 50 % look for a cause.
                        The bound is the time that this machine needs for the
                        matrix products with weights: in each step the longer
                        of arithmetic and of reading the weights once, plus the
                        arithmetic of the media encoder. Attention is not
-                       counted, so a share of 1 cannot be reached.
+                       counted, so 100 % cannot be reached.
 
 \b
 Examples:

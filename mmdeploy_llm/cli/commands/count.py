@@ -153,7 +153,7 @@ def input_items(
 
     Raises ConfigError for an input that cannot be opened, before any item is read."""
     from mmdeploy_llm.batch.sources import open_files, open_source
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.data.records.ids import Selection
     from mmdeploy_llm.data.rows.names import is_media_name
     from mmdeploy_llm.values.params import SamplingParams
@@ -272,7 +272,7 @@ def show_json(result: dict[str, Any]) -> None:
 
 def show_line(result: dict[str, Any]) -> None:
     """Prints the counts and the name of an item, its error on standard error."""
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
 
     if result["error"] is not None:
         print_error(f"{item_name(result)}: {result['error']['message']}")

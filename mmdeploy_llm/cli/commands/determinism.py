@@ -112,7 +112,8 @@ def _print(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Prints each comparison as soon as it is there."""
     from rich.text import Text
 
-    from mmdeploy_llm.cli.terminal.output import make_console, printable
+    from mmdeploy_llm.cli.terminal.letters import printable
+    from mmdeploy_llm.cli.terminal.output import make_console
 
     out, done = make_console(), []
     for each in comparisons:

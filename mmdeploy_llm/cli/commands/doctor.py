@@ -75,7 +75,8 @@ def _print(findings: Iterable[Finding]) -> list[Finding]:
     """Prints each finding as soon as it is there."""
     from rich.text import Text
 
-    from mmdeploy_llm.cli.terminal.output import make_console, printable
+    from mmdeploy_llm.cli.terminal.letters import printable
+    from mmdeploy_llm.cli.terminal.output import make_console
 
     out, done = make_console(), []
     for finding in findings:

@@ -112,7 +112,7 @@ def export(
 ) -> None:
     """Write the records of batches in another format: tables, tars, training sets."""
     check_outputs(parts, "name outputs of batches")
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.data.outputs.exports.export import ExportOptions
     from mmdeploy_llm.data.outputs.exports.formats import export_records, format_of
     from mmdeploy_llm.data.outputs.sidecars.options import DEFAULT_SUFFIX, SidecarOptions

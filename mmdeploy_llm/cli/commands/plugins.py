@@ -207,7 +207,7 @@ def new(
 
     Existing files are never overwritten.
     """
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.testing.scaffold import write_package
 
     made = write_package(name, kind, directory, media=media, checkpoint=checkpoint)
@@ -295,7 +295,7 @@ def _architecture(name: str) -> str:
 
 
 def _print_verdict(verdict: Verdict) -> None:
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
 
     outcome = typer.style(f"{verdict.outcome:4}", fg=COLOURS[verdict.outcome])
     seconds = f" ({verdict.seconds:.1f} s)" if verdict.seconds >= 1 else ""

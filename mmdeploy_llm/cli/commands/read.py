@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from mmdeploy_llm.cli.engines import say_what_starts
 from mmdeploy_llm.cli.options.batch_help import EXIT_CODES
 from mmdeploy_llm.cli.options.groups import is_given, with_groups
 from mmdeploy_llm.cli.options.missing import check_media
@@ -15,8 +15,9 @@ from mmdeploy_llm.cli.options.reading import ReadOptions
 from mmdeploy_llm.cli.options.selection import listed_files
 from mmdeploy_llm.cli.running import show_estimate
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.values.options.model_names import bundled_models
 
-from .batches import batch_settings, of_shard, start
+from .batches import batch_settings, of_shard, say_what_runs, start
 
 EPILOG = f"""\b
 Examples:
@@ -26,6 +27,11 @@ Examples:
   mmdeploy-llm read invoices/ --task table --tables markdown
 
 {EXIT_CODES}"""
+
+NOT_READING = (
+    "note: {} only knows drawings of coloured shapes and reads no text; give --model a model that "
+    "reads"
+)
 
 Paths = Annotated[
     list[str] | None,
@@ -49,19 +55,23 @@ def read(
     if not paths:
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
     check_media(paths)
+    if desk.model.model in bundled_models():
+        typer.echo(NOT_READING.format(desk.model.model), err=True)
+    report = desk.shown.report
+    desk, output, page = of_shard(desk, output, None if report is None else str(report))
+    say = partial(say_what_runs, desk, paths, output, page)
+    say()
     options = desk.llm_options(ctx)
-    say_what_starts(desk.model.model)
     from mmdeploy_llm.batch.documents.reading.arguments import read_arguments
     from mmdeploy_llm.batch.documents.reading.plan import find_reading, open_reader
     from mmdeploy_llm.batch.job import open_output
     from mmdeploy_llm.values.options.config import EngineConfig
 
-    report = desk.shown.report
-    desk, output, page = of_shard(desk, output, None if report is None else str(report))
     wish, fields = read_arguments(desk.to_batch(), desk.written.markdown)
     config = EngineConfig.from_options(desk.model.model, options)
     settings = batch_settings(ctx, desk, options, fields)
     (sink := open_output(output, settings)).check(settings.mode)  # before torch is imported
+    say(is_checked=True)
     with (reader := open_reader(config, wish)).documents:
         if reader.image_tokens is not None and not is_given(ctx, "image_tokens"):
             options = desk.llm_options(ctx, image_tokens=reader.image_tokens)

@@ -67,7 +67,7 @@ def report(
     from mmdeploy_llm.batch.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
     from mmdeploy_llm.batch.report.previews import roots_of
     from mmdeploy_llm.batch.report.target import check_page
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
     from mmdeploy_llm.data.records.outcome import counted
 

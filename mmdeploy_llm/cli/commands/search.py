@@ -144,7 +144,8 @@ def _like(opened: Vectors, item_id: str, top_k: int, similarity: str | None) -> 
 
 def _show(found: Sequence[Found], opened: Vectors, *, as_json: bool) -> None:
     """Prints what was found, and on stderr what was left out."""
-    from mmdeploy_llm.cli.terminal.output import hit_table, print_table, printable
+    from mmdeploy_llm.cli.terminal.letters import printable
+    from mmdeploy_llm.cli.terminal.output import hit_table, print_table
 
     for words in opened.notes():
         typer.echo(printable(words), err=True)
@@ -181,7 +182,7 @@ def dedupe(
 ) -> None:
     """Find groups of near-duplicates in an output of `embed`; write a table that --only reads."""
     check_outputs(vectors, OF_EMBED)
-    from mmdeploy_llm.cli.terminal.output import printable
+    from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.data.vectors.search import dedupe as find
     from mmdeploy_llm.data.vectors.search import open_vectors
     from mmdeploy_llm.data.vectors.table import check_target

@@ -8,8 +8,9 @@ options with their whole texts, and the command's notes. An option is a rare one
 from __future__ import annotations
 
 import copy
+import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
@@ -27,10 +28,20 @@ MIN_SENTENCE = 15  # characters before an explanation
 FIRST_SENTENCE = re.compile(r"(.*?)\.(?=\s|$)", re.DOTALL)
 WRITTEN_DEFAULT = re.compile(r"\[default: ([^]]*)\]")
 HELP_ALL = "--help-all"
+HEARD = ("verbose", "debug")  # options of the program
 
 
 class Command(TyperCommand):
-    """A command of the program."""
+    """A command of the program. Options of the program that say how it reports, HEARD, are taken
+    after its name too."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """Returns the parser, which knows options of the program too."""
+        parser, own = super().make_parser(ctx), {name for each in self.params for name in each.opts}
+        for param in ctx.find_root().command.params:
+            if param.name in HEARD and not own.intersection(param.opts):
+                param.add_to_parser(parser, ctx)
+        return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the words of the command. Refuses an option that holds one value and has two."""
@@ -38,12 +49,13 @@ class Command(TyperCommand):
             typer.echo(help_text(self, ctx, is_whole=True), color=ctx.color)
             raise typer.Exit
         try:
-            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            given, _, order = self.make_parser(ctx).parse_args(args=list(args))
         except Exception as error:
             self._hint(error)
             raise
         for name in repeated(order):
             ctx.fail(f"{name} is given twice; it has one value: give it once")
+        _hear(ctx.find_root(), given)
         return super().parse_args(ctx, args)
 
     def _hint(self, error: Any) -> None:
@@ -60,6 +72,13 @@ class Command(TyperCommand):
         """Returns what --help prints: everything if it fits two screens, else the usual."""
         whole = help_text(self, ctx, is_whole=True)
         return whole if whole.count("\n") < TWO_SCREENS else help_text(self, ctx, is_whole=False)
+
+
+def _hear(root: Any, given: Mapping[str, Any]) -> None:
+    """Does what options of the program say that stand after a command."""
+    root.params.update({name: True for name in HEARD if given.get(name)})
+    if root.params.get("verbose"):
+        logging.getLogger().setLevel(logging.INFO)
 
 
 class CommandGroup(TyperGroup):

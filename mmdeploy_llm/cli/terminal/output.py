@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmdeploy_llm.batch.report.letters import without_bidi_controls
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.values.text.display import seconds
 
 from .interrupts import Terminated
+from .letters import printable
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
@@ -71,15 +70,6 @@ def print_table(table: Table) -> None:
 def _on_one_line(cell: object) -> str:
     """Returns a cell without line breaks and tabs: those of several lines stand between "; "."""
     return "; ".join(" ".join(line.split()) for line in str(cell).splitlines())
-
-
-def printable(text: str) -> str:
-    """Replaces control characters, so that file names and answers cannot control the terminal or
-    the order in which the text around them is shown."""
-    return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd"
-        for char in without_bidi_controls(text)
-    )
 
 
 def _file_of(record: Record, top: str) -> str:

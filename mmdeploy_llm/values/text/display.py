@@ -45,7 +45,10 @@ def seconds(value: float | None) -> str:
 
 
 def duration(value: float) -> str:
-    """Formats seconds that are estimated: "40 s", "3 min 05 s", "2 h 10 min", "3 days 4 h"."""
+    """Formats seconds that are estimated: "0.4 s", "40 s", "3 min 05 s", "2 h 10 min",
+    "3 days 4 h"."""
+    if 0 < value < 0.95:  # what is left takes more than nothing
+        return f"{max(value, 0.1):.1f} s"
     whole = round(value)
     for size, name, inner, inner_name in (
         (86400, "days" if whole >= 2 * 86400 else "day", 3600, "h"),

@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and SigLIP 2: vectors of texts and of images in one space."""
+"""CLIP, SigLIP, SigLIP 2 and TIPSv2: vectors of texts and of images in one space."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny=f"{PACKAGE}.tiny:SIGLIP2",
             media=("image",),
         ),
+        ModelSpec(
+            name="tipsv2",
+            architectures=("Tipsv2Model",),
+            factory=f"{PACKAGE}.tips:Tipsv2Model",
+            tiny=f"{PACKAGE}.tiny:TIPSV2",
+            media=("image",),
+        ),
     )
 
 
@@ -50,5 +57,11 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             kind="image",
             factory=f"{PACKAGE}.image:FlexibleImages",
             models=("siglip2",),
+        ),
+        MediaProcessorSpec(
+            name="tipsv2-image",
+            kind="image",
+            factory=f"{PACKAGE}.image:TipsImages",
+            models=("tipsv2",),
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from mmdeploy_llm_processors.from_transformers import OneSizeImages, Transformer
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
+
+# What TIPSv2's class has where preprocessor_config.json says nothing; 2 is bilinear.
+TIPS_FIELDS = {"size": {"height": 448, "width": 448}, "resample": 2, "do_normalize": False}
 
 
 class TowerImages(OneSizeImages):
@@ -23,6 +27,17 @@ class TowerImages(OneSizeImages):
         """Returns the tower's square, and 1."""
         side = config.vision_config.image_size
         return (side, side), 1
+
+
+class TipsImages(TowerImages):
+    """TIPSv2's images of one size, between 0 and 1. transformers has its processor for torchvision
+    alone; SigLIP's does the same on Pillow with the fields that it has."""
+
+    source = "SiglipImageProcessor"
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        fields = {**TIPS_FIELDS, **checkpoint.preprocessor}
+        super().__init__(replace(checkpoint, preprocessor=fields), options)
 
 
 class FlexibleImages(TransformersImages):

@@ -7,7 +7,7 @@ go through the text tower, and the state of a prompt's last token becomes its ve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +52,18 @@ class TwoTowers(nn.Module):
 
     is_embedder = True
     default_pooling = "last"
+    text_tower: ClassVar[type[TextTower]] = TextTower
     vision: nn.Module
     weight_map: WeightMap
 
-    def __init__(self, config: Any, size: int, *, project_bias: bool) -> None:
-        """size: of the vectors."""
+    def __init__(self, config: Any, size: int, *, project_bias: bool | None) -> None:
+        """size: of the vectors. project_bias: None where the texts' states are their vectors."""
         super().__init__()
         text = config.text_config
-        self.text = TextTower(text)
-        self.project = Linear(text.hidden_size, size, bias=project_bias)
+        self.text = self.text_tower(text)
+        self.project: nn.Module = nn.Identity()
+        if project_bias is not None:
+            self.project = Linear(text.hidden_size, size, bias=project_bias)
         self.num_layers, self.hidden_size = text.num_hidden_layers, size
         self.num_kv_heads = text.num_attention_heads
         self.head_dim = text.hidden_size // text.num_attention_heads
@@ -85,7 +88,7 @@ class TwoTowers(nn.Module):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns the vector of each image, [1, size]."""
-        device = self.project.weight.device
+        device = self.text.token_embedding.weight.device
         pixels = [to_device(item.tensors["pixel_values"][0], device) for item in items]
         return torch.split(self.vectors(pixels, items), 1)
 

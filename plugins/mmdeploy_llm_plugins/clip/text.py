@@ -64,9 +64,14 @@ class TextTower(nn.Module):
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns [T, size]."""
-        x = self.token_embedding(inputs.token_ids.clamp(max=self.vocab_size - 1))
-        x = x + self.position_embedding(inputs.positions)
+        ids = inputs.token_ids.clamp(max=self.vocab_size - 1)
+        x = self.embed(self.token_embedding(ids), inputs.positions)
         for layer in self.layers:
             x = layer(x, inputs.attn)
         out: Tensor = self.norm(x)
+        return out
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Adds the positions [T] to the embeddings of tokens [T, size]."""
+        out: Tensor = x + self.position_embedding(positions)
         return out

@@ -53,6 +53,11 @@ def _siglip2(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     return _config("Siglip2Model", tokenizer, options, num_patches=16, patch_size=16)
 
 
+def _tipsv2(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    vision = {"image_size": SIDE, "mlp_ratio": 1.5, "num_register_tokens": 2}
+    return _config("Tipsv2Model", tokenizer, options, layerscale_value=0.5, **vision)
+
+
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     """Returns the tensors of all images; where they have any shape, which rows are padding."""
     names = media[0].item.tensors
@@ -97,5 +102,18 @@ SIGLIP2 = Family(
     frames=END_ONLY,
     is_embedder=True,
     files=_preprocessor("Siglip2ImageProcessor", patch_size=16, max_num_patches=256),
+    media=MediaForm(inputs=_inputs),
+)
+TIPSV2 = Family(
+    architecture="Tipsv2Model",
+    make_config=_tipsv2,
+    eos_token="</s>",
+    is_embedder=True,
+    files=_preprocessor(
+        "Tipsv2ImageProcessor",
+        size={"height": SIDE, "width": SIDE},
+        resample=2,
+        do_normalize=False,
+    ),
     media=MediaForm(inputs=_inputs),
 )

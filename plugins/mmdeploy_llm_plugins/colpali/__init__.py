@@ -1,5 +1,5 @@
 """ColPali, ColQwen2 and ColModernVBert: a vector for each token of a page or of a query, compared
-by MaxSim."""
+by MaxSim. UltraVBert, of the same parts, has one vector for a text or a picture."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def provide_models() -> tuple[ModelSpec, ...]:
             vectors=f"{PACKAGE}.rules:MODERN",
             media=("image",),
         ),
+        ModelSpec(
+            name="ultravbert",
+            architectures=("UltraVBertModel", "UltraVBertForMaskedLM"),
+            factory=f"{PACKAGE}.ultra:UltraVBertModel",
+            tiny=f"{PACKAGE}.tiny:ULTRAVBERT",
+            media=("image",),
+        ),
     )
 
 
@@ -60,5 +67,11 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             kind="image",
             factory=f"{PACKAGE}.image:ModernImages",
             models=("colmodernvbert",),
+        ),
+        MediaProcessorSpec(
+            name="ultravbert-image",
+            kind="image",
+            factory=f"{PACKAGE}.image:UltraImages",
+            models=("ultravbert",),
         ),
     )

@@ -3,6 +3,7 @@ around them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,13 @@ from mmdeploy_llm_processors.from_transformers import OneSizeImages, Transformer
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.sized import Prepared
 from PIL import Image
+from transformers.models.idefics3.image_processing_pil_idefics3 import MAX_IMAGE_SIZE
+from transformers.models.idefics3.image_processing_pil_idefics3 import (
+    _resize_output_size_rescale_to_max_len as resized_sides,
+)
+from transformers.models.idefics3.image_processing_pil_idefics3 import (
+    _resize_output_size_scale_below_upper_bound as bounded_sides,
+)
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
@@ -25,6 +33,12 @@ QWEN = (
 )
 MODERN = f"<|begin_of_text|>User:{IMAGE}Describe the image.<end_of_utterance>\nAssistant:"
 ENDS = {"cls_token": "[CLS]", "sep_token": "[SEP]"}  # around each text of the tokenizer
+# What UltraVBert's class has where preprocessor_config.json says nothing.
+ULTRA_FIELDS = {
+    "size": {"longest_edge": 3072},
+    "max_image_size": {"longest_edge": 512},
+    "max_image_tiles": 27,
+}
 FAKE = "<fake_token_around_image>"
 
 
@@ -80,23 +94,19 @@ class QwenImages(QwenImageProcessor):
         return self._words.replace(self.token, self.token * num_tokens)
 
 
-class ModernImages(TransformersImages):
-    """ColModernVBert's images: tiles of one size and the whole image, small."""
+class TiledImages(TransformersImages):
+    """Images as tiles of one size and the whole image, small."""
 
     token = IMAGE
     markers = (IMAGE,)
-    is_whole_prompt = True
     auto_tokens = None
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         super().__init__(checkpoint, options)
-        config = checkpoint.config.vlm_config
+        config = getattr(checkpoint.config, "vlm_config", checkpoint.config)
         vision = config.vision_config
         side = vision.image_size // vision.patch_size // config.pixel_shuffle_factor
         self._tokens_of_tile = int(side) ** 2
-        ends = special_texts(checkpoint, ENDS)
-        own = words(checkpoint, MODERN, self.token)
-        self._words = ends["cls_token"] + own + ends["sep_token"]
 
     def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
         """Returns the tiles, and the text that says which is which."""
@@ -114,5 +124,56 @@ class ModernImages(TransformersImages):
             for column in range(1, columns + 1):
                 text += f"{FAKE}<row_{row}_col_{column}>{tile}"
             text += "\n"
-        text += ("\n" if rows else "") + f"{FAKE}<global-img>{tile}{FAKE}"
-        return self._words.replace(IMAGE, text)
+        return text + ("\n" if rows else "") + f"{FAKE}<global-img>{tile}{FAKE}"
+
+
+class ModernImages(TiledImages):
+    """ColModernVBert's images, with the words of the training around them."""
+
+    is_whole_prompt = True
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        super().__init__(checkpoint, options)
+        ends = special_texts(checkpoint, ENDS)
+        own = words(checkpoint, MODERN, self.token)
+        self._words = ends["cls_token"] + own + ends["sep_token"]
+
+    def written(self, made: Mapping[str, Any]) -> str:
+        """See TiledImages."""
+        return self._words.replace(IMAGE, super().written(made))
+
+
+class UltraImages(TiledImages):
+    """UltraVBert's images, made smaller until they have no more than max_image_tiles tiles.
+    transformers has its processor for torchvision alone, which differs from that of Idefics 3 by
+    this only."""
+
+    source = "Idefics3ImageProcessor"
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        fields = {**ULTRA_FIELDS, **checkpoint.preprocessor}
+        self._most = int(fields.pop("max_image_tiles"))
+        super().__init__(replace(checkpoint, preprocessor=fields), options)
+
+    def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
+        """See TiledImages."""
+        given = {**self._fields, **settings}
+        if not given["do_image_splitting"]:
+            return super().prepare(content, settings)
+        longest, tile = (given[name]["longest_edge"] for name in ("size", "max_image_size"))
+        while longest > tile and num_tiles(content.size, longest, tile) > self._most:
+            longest -= tile
+        return super().prepare(content, {**settings, "size": {"longest_edge": longest}})
+
+
+def num_tiles(size: tuple[int, int], longest: int, tile: int) -> int:
+    """Returns the tiles of an image of (width, height) that is resized to this longest edge, as
+    transformers rounds them."""
+    width, height = size
+    sides = resized_sides(height, width, max_len=longest)
+    height, width = bounded_sides(*sides, max_len=MAX_IMAGE_SIZE)
+    along = math.ceil(max(height, width) / tile)
+    aspect = width / height
+    across = int(along * tile / aspect) if width >= height else int(along * tile * aspect)
+    found: int = along * math.ceil(across / tile)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.testing.tiny import Family, MediaForm, preprocessor_files, text_config
-from mmdeploy_llm_plugins.bert.tiny import BERT_FRAMES, MODERNBERT
+from mmdeploy_llm_plugins.bert.tiny import BERT_FRAMES, MODERNBERT, ULTRABERT
 from mmdeploy_llm_plugins.qwen.tiny_vl import QWEN2_VL
 
 SIDE, PATCH, DIM = 56, 14, 24
@@ -65,6 +66,15 @@ def _colmodernvbert(tokenizer: Any, options: Mapping[str, Any]) -> Any:
         pixel_shuffle_factor=2,
     )
     return transformers.ColModernVBertConfig(vlm_config=vlm, embedding_dim=DIM)
+
+
+def _ultravbert(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    return transformers.UltraVBertConfig(
+        text_config=ULTRABERT.make_config(tokenizer, options),
+        vision_config=dict(VISION),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pixel_shuffle_factor=2,
+    )
 
 
 def _pixels(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
@@ -132,4 +142,17 @@ COLMODERNVBERT = Family(
         },
     },
     media=MediaForm(inputs=_tiles),
+)
+ULTRAVBERT = replace(
+    COLMODERNVBERT,
+    architecture="UltraVBertModel",
+    make_config=_ultravbert,
+    files={
+        **NO_PROCESSOR,
+        "preprocessor_config.json": {
+            **COLMODERNVBERT.files["preprocessor_config.json"],
+            "image_processor_type": "UltraVBertImageProcessor",
+            "max_image_tiles": 4,
+        },
+    },
 )

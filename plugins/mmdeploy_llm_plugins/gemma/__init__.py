@@ -50,11 +50,24 @@ def _text_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_TEXT",
             reasoning="gemma4",
         ),
+        ModelSpec(
+            name="embedding_gemma2_text",
+            architectures=("EmbeddingGemma2TextModel",),
+            factory="mmdeploy_llm_plugins.gemma.embedding2:EmbeddingGemma2TextModel",
+            tiny="mmdeploy_llm_plugins.gemma.tiny_embedding2:EMBEDDING_GEMMA2_TEXT",
+        ),
     )
 
 
 def _media_models() -> tuple[ModelSpec, ...]:
     return (
+        ModelSpec(
+            name="embedding_gemma2",
+            architectures=("EmbeddingGemma2Model",),
+            factory="mmdeploy_llm_plugins.gemma.embedding2:EmbeddingGemma2Model",
+            tiny="mmdeploy_llm_plugins.gemma.tiny_embedding2:EMBEDDING_GEMMA2",
+            media=("image", "audio"),
+        ),
         ModelSpec(
             name="gemma3",
             architectures=("Gemma3ForConditionalGeneration",),
@@ -102,7 +115,7 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             name="gemma4-image",
             kind="image",
             factory="mmdeploy_llm_plugins.gemma.image4:Gemma4ImageProcessor",
-            models=("gemma4", "gemma4_unified"),
+            models=("embedding_gemma2", "gemma4", "gemma4_unified"),
         ),
         MediaProcessorSpec(
             name="gemma4-video",
@@ -114,6 +127,6 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             name="gemma4-audio",
             kind="audio",
             factory="mmdeploy_llm_plugins.gemma.audio4:Gemma4AudioProcessor",
-            models=("gemma4", "gemma4_unified"),
+            models=("embedding_gemma2", "gemma4", "gemma4_unified"),
         ),
     )

@@ -87,31 +87,35 @@ class Gemma4ForCausalLM(CausalLM):
         return WeightMap(self, renames=(*RENAMES, *TEXT_RENAMES), ignored=ignored)
 
 
-class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """transformers' Gemma4ForConditionalGeneration. Raises ModelNotSupportedError for a config
-    without a vision tower."""
+class Towers(nn.Module):
+    """The towers of Gemma 4, which a model derives from besides its own class."""
 
-    def __init__(self, config: Any) -> None:
+    audio: TransformersTower
+
+    def add_towers(self, config: Any, size: int) -> None:
+        """Adds those of a config to a model with embeddings of this size. Raises
+        ModelNotSupportedError for a config without a vision tower."""
         if config.vision_config is None:
+            text = type(config.text_config).__name__
             raise ModelNotSupportedError(
-                "vision_config of this gemma4 model is empty; a model of text alone has the "
-                "architecture Gemma4ForCausalLM"
+                f"vision_config of this {config.model_type} model is empty; a model of text alone "
+                f"has the architecture of a {text}"
             )
-        super().__init__(config.text_config, is_tied=config.tie_word_embeddings)
-        ids = config.image_token_id, config.video_token_id, config.audio_token_id
-        assert isinstance(self.model, Gemma4Decoder)
-        self.model.media_ids = tuple(token_id for token_id in ids if token_id is not None)
         self.visual = Gemma4Tower(config.vision_config)
-        self.projector = Projector(config.vision_config, self.hidden_size)
+        self.projector = Projector(config.vision_config, size)
         if config.audio_config is not None:
             self.audio = TransformersTower(config.audio_config)
-            self.audio_projector = Projector(config.audio_config, self.hidden_size)
-        self.weight_map = self.map_of(config.text_config)
+            self.audio_projector = Projector(config.audio_config, size)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the model has a tower for sounds."""
+        return hasattr(self, "audio")
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, hidden] for each item; all images and videos go through the tower
         together, each sound by itself."""
-        device = self.model.embed_tokens.weight.device
+        device = self.visual.position_embedding_table.device
         seen = [item for item in items if item.kind != "audio"]
         found = {id(item): self._heard(item, device) for item in items if item.kind == "audio"}
         if seen:
@@ -122,13 +126,30 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
         return [found[id(item)] for item in items]
 
     def _heard(self, item: MediaInput, device: torch.device) -> Tensor:
-        """Returns the embeddings of a sound. Raises MediaError for a model without a tower for
-        sounds, or whose media attend in both directions, which no such model's sounds do."""
-        assert isinstance(self.model, Gemma4Decoder)
-        if not hasattr(self, "audio") or self.model.sees_ahead:
+        """Returns the embeddings of a sound. Raises MediaError for a model that hears none."""
+        if not self.hears:
             raise MediaError("this Gemma 4 has no tower for sounds; those of E2B and E4B do")
         features = item.tensors["input_features"].to(device, self.audio.dtype)
         mask = item.tensors["input_features_mask"].to(device)
         out = self.audio.inner(features, mask, return_dict=True)
         rows: Tensor = self.audio_projector(out.last_hidden_state[out.attention_mask])
         return rows
+
+
+class Gemma4ForConditionalGeneration(Towers, Gemma4ForCausalLM):
+    """transformers' Gemma4ForConditionalGeneration. Raises ModelNotSupportedError for a config
+    without a vision tower."""
+
+    def __init__(self, config: Any) -> None:
+        Gemma4ForCausalLM.__init__(self, config.text_config, is_tied=config.tie_word_embeddings)
+        ids = config.image_token_id, config.video_token_id, config.audio_token_id
+        assert isinstance(self.model, Gemma4Decoder)
+        self.model.media_ids = tuple(token_id for token_id in ids if token_id is not None)
+        self.add_towers(config, self.hidden_size)
+        self.weight_map = self.map_of(config.text_config)
+
+    @property
+    def hears(self) -> bool:
+        """See Towers. No model whose media attend in both directions has sounds."""
+        assert isinstance(self.model, Gemma4Decoder)
+        return super().hears and not self.model.sees_ahead

@@ -42,7 +42,7 @@ class WeightTable:
         self._renamings = [item for item in table if isinstance(item, WeightRenaming)]
         self._converters = [item for item in table if isinstance(item, WeightConverter)]
         self._base = model.base_model_prefix
-        self._vocab_size = int(model.config.get_text_config().vocab_size)
+        self._vocab_size = int(getattr(model.config.get_text_config(), "vocab_size", 0))
         own = model._keys_to_ignore_on_load_unexpected or ()
         ignored = (*COMPUTED, *own, *_draft_layers(model.config.get_text_config()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))

@@ -112,7 +112,10 @@ def test_few_files_stay_in_their_order_and_more_are_always_mixed_alike(tmp_path)
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (59.4, "59 s"), (65, "1 min 05 s"), (7800, "2 h 10 min"), (266400, "3 days 02 h")],
+    [
+        *((0, "0 s"), (0.02, "0.1 s"), (0.44, "0.4 s"), (0.96, "1 s"), (1, "1 s"), (59.4, "59 s")),
+        *((65, "1 min 05 s"), (7800, "2 h 10 min"), (266400, "3 days 02 h")),
+    ],
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text

@@ -18,7 +18,7 @@ from mmdeploy_llm.cli.bench import machine as machines
 from mmdeploy_llm.cli.bench.cost import MediaFlops, kv_block_bytes, model_cost
 from mmdeploy_llm.cli.bench.machine import Machine, measure_machine
 from mmdeploy_llm.cli.bench.profile import PHASES, Clock, Profiler
-from mmdeploy_llm.cli.bench.report import result_table
+from mmdeploy_llm.cli.bench.report import _memory, result_table
 from mmdeploy_llm.cli.bench.results import Alone, BenchResult, Limit, Memory, Round
 from mmdeploy_llm.cli.bench.works import Workload
 from mmdeploy_llm.client.llm import LLM
@@ -150,6 +150,24 @@ def test_a_small_share_of_the_limit_comes_with_what_to_try(machine, num_requests
     assert ("kernels for avx2" if machine.level else "plain torch") in shown(result)
     enough = replace(result, limit=Limit(machine=machine, seconds=1.8, share=0.9))
     assert "what to try" not in shown(enough)
+    assert "60 % of the time goes elsewhere, see what to try" in shown(result)
+    assert "90 %  near the limit of this machine" in shown(enough)
+    usual = replace(result, limit=Limit(machine=machine, seconds=1.2, share=0.6))
+    assert "60 %  as it should be" in shown(usual)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv_cache", "peak", "words"),
+    [
+        (10, 4, 365, "all else 351 MiB: mostly the program with torch"),
+        (900, 4, 1200, "all else 296 MiB: mostly weights"),
+        (10, 900, 1200, "all else 290 MiB: mostly the KV cache"),
+    ],
+)
+def test_memory_comes_with_what_takes_most_of_it(weights, kv_cache, peak, words):
+    sizes = (2**20 * size for size in (peak, kv_cache, weights))
+    peak, kv_cache, weights = sizes
+    assert words in _memory(Memory(peak=peak, kv_cache=kv_cache, weights=weights))
 
 
 def shown(result):

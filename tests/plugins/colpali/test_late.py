@@ -5,7 +5,9 @@ import pytest
 import torch
 import transformers
 from mmdeploy_llm_plugins.colpali import provide_media_processors, provide_models
+from mmdeploy_llm_plugins.colpali.tiny import SIDE
 from PIL import Image
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
@@ -18,13 +20,14 @@ from mmdeploy_llm.testing.models.models import ModelSubject
 from mmdeploy_llm.weights.folder import read_checkpoint
 
 SPECS = {spec.name: spec for spec in provide_models()}
+LATE = ("colpali", "colqwen2", "colmodernvbert")
 PROCESSORS = {
     "colpali": transformers.ColPaliProcessor,
     "colqwen2": transformers.ColQwen2Processor,
     "colmodernvbert": transformers.ColModernVBertProcessor,
 }
 TOKENS = {"colpali": {"bos_token": "<bos>"}, "colqwen2": {"pad_token": "<|endoftext|>"}}
-FAMILIES = [pytest.param(name, marks=[pytest.mark.full] * (name != "colpali")) for name in SPECS]
+FAMILIES = [pytest.param(name, marks=[pytest.mark.full] * (name != "colpali")) for name in LATE]
 QUERIES = ["a red circle", "how many are there?"]
 
 
@@ -102,7 +105,7 @@ def test_prompts_are_those_of_transformers(name, tiny_folder):
 
 
 class TestLateInteraction(EmbedderConformance):
-    @pytest.fixture(scope="class", params=FAMILIES)
+    @pytest.fixture(scope="class", params=[*FAMILIES, "ultravbert"])
     @classmethod
     def subject(cls, request, tiny_folder):
         name = request.param
@@ -184,3 +187,22 @@ def test_images_of_another_size_are_refused(tiny_folder):
     new, checkpoint = imported(spec.factory), read_checkpoint(tiny_folder("colpali"))
     with pytest.raises(CheckpointError, match=r"28 x 28 pixels, .* reads 56 x 56"):
         new(checkpoint, {"size": {"height": 28, "width": 28}})
+
+
+@pytest.mark.parametrize("size", [(50, 70), (56, 56), (300, 90), (90, 300), (600, 610), (57, 900)])
+def test_a_picture_has_as_many_tiles_as_are_allowed(size, tiny_folder):
+    """UltraVBert's longest edge falls by a tile until Idefics 3's processor makes few enough."""
+    own = own_processor("ultravbert", tiny_folder("ultravbert"))
+    theirs = Idefics3ImageProcessorPil(**own._fields)
+    image = Image.new("RGB", size, "red")
+    for edge in range(3 * SIDE, 0, -SIDE):
+        made = theirs(
+            [image], size={"longest_edge": edge}, return_row_col_info=True, return_tensors="pt"
+        )
+        rows, columns = made["rows"][0][0], made["cols"][0][0]
+        if rows * columns <= 4:
+            break
+    item = own.process(own.decode(image, MediaLimits()), {})
+    assert torch.equal(item.tensors["pixel_values"], made["pixel_values"])
+    assert item.prompt_text.count("<row_") == rows * columns
+    assert item.num_tokens == 4 * made["pixel_values"].shape[1]

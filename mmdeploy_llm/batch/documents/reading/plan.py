@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.batch.documents.documents import Documents
+from mmdeploy_llm.batch.documents.documents import IMAGE, Documents
 from mmdeploy_llm.batch.documents.pages import TextLayers, find_pages
 from mmdeploy_llm.batch.documents.source import PageSource
 from mmdeploy_llm.batch.job import plan_source
@@ -31,6 +31,7 @@ from .folder import check_folder, newest_records, remove_documents, write_folder
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
+    from mmdeploy_llm.engine.startup.model_files import ModelFiles
     from mmdeploy_llm.media.documents.upright import UprightFinder
 
 
@@ -89,10 +90,28 @@ def open_reader(config: EngineConfig, wish: Wish) -> Reader:
     from mmdeploy_llm.engine.startup.model_files import read_model_files  # which imports torch
 
     files = read_model_files(config, PROMPT_FILES)
+    _check_model(files, config.model)
     asking = choose_asking(
         files, wish.preset, wish.task, wish.prompt, wish.tables, wish.options, config.model
     )
     return Reader(asking=asking, documents=Documents.of(files, config))
+
+
+def _check_model(files: ModelFiles, name: str) -> None:
+    """Raises ConfigError for a model that can read no page: one that takes no pictures, or that
+    gives vectors."""
+    spec = files.spec
+    if files.plugins.media_processor(IMAGE, spec.name) is None:
+        raise ConfigError(
+            f"{name} takes no pictures and cannot read documents, whose pages are pictures; give a "
+            "model that takes them"
+        )
+    is_embedder = getattr(files.plugins.resolve(spec), "is_embedder", False)
+    if is_embedder or spec.vectors is not None:
+        raise ConfigError(
+            f"{name} gives vectors and writes no text, so it cannot read documents; `embed` makes "
+            "vectors of them"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

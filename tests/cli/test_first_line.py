@@ -1,0 +1,117 @@
+"""The first line of a run: the model, the files and where results go, before torch is imported."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from mmdeploy_llm.cli import app
+from mmdeploy_llm.data.files.counting import files_so_far
+from mmdeploy_llm.testing.tiny import write_tiny
+
+HEAVY = ("torch", "transformers")
+# Runs the program, and notes which of the heavy modules there are when the first line is written.
+NOTING = f"""
+import io, json, os, sys
+class Noting(io.StringIO):
+    def isatty(self): return os.environ["IS_TERMINAL"] == "1"
+    def write(self, text):
+        super().write(text)  # it takes no bytes
+        if text:
+            heavy = [name for name in {HEAVY!r} if name in sys.modules]
+            print(json.dumps([text, heavy]), flush=True)
+            os._exit(0)
+sys.stderr = Noting()
+from mmdeploy_llm.cli import main
+main()
+"""
+
+
+def first_line(folder, *words, is_terminal):
+    """Returns the first text on stderr, and the heavy modules then, of a fresh process."""
+    given = {**os.environ, "IS_TERMINAL": str(int(is_terminal))}
+    done = subprocess.run(
+        [sys.executable, "-c", NOTING, *words],
+        cwd=folder, env=given, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[0])
+
+
+@pytest.fixture
+def folder(tmp_path, png):
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    for name in ("a.png", "b.png", "more/c.png", ".hidden.png"):
+        (tmp_path / "photos" / name).write_bytes(png)
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("caption", "photos"),
+            "starting shapes-vl with 3 files; results go to captions.jsonl and captions.html",
+        ),
+        (
+            ("batch", "photos", "--output", "x.jsonl", "--no-report"),
+            "starting shapes-vl with 3 files; results go to x.jsonl",
+        ),
+        (("caption", "photos", "--estimate", "2"), "starting shapes-vl with 3 files ..."),
+    ],
+)
+def test_it_is_written_before_torch_is_imported(folder, words, line, is_terminal):
+    found, heavy = first_line(folder, *words, is_terminal=is_terminal)
+    assert found.splitlines()[0] == line
+    assert heavy == []
+
+
+def test_files_are_counted_as_long_as_a_first_line_may_take(folder):
+    photos = str(folder / "photos")
+    assert files_so_far([photos]) == "3 files"
+    assert files_so_far([f"{photos}/a.png", "https://example.org/b.png", f"{photos}/*.png"]) == (
+        "1 file"
+    )
+    assert files_so_far([photos], seconds=0) == "1 file so far"
+    assert files_so_far(["nowhere"]) == ""
+
+
+def run(monkeypatch, folder, *words):
+    monkeypatch.chdir(folder)
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [("llama", "takes no pictures and cannot read"), ("siglip2", "gives vectors and writes no")],
+)
+def test_a_model_that_cannot_read_is_told_before_pages_are(monkeypatch, folder, family, message):
+    write_tiny(family, folder / "model")
+    done = run(monkeypatch, folder, "read", "photos/a.png", "--model", "model")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (folder / "pages.jsonl").exists()
+
+
+def test_the_model_of_the_package_says_that_it_does_not_read(monkeypatch, folder):
+    done = run(monkeypatch, folder, "read", "photos/a.png", "--output", "pages.of")
+    assert done.stderr.startswith("note: shapes-vl only knows drawings")
+
+
+def test_several_media_become_vectors_as_they_get_captions(monkeypatch, folder):
+    write_tiny("siglip2", folder / "model")
+    for words, count in (
+        (("photos/a.png", "photos/b.png"), 2),
+        (("photos/a.png",), 1),
+        (("photos/b.png", "photos/more"), 2),
+    ):
+        done = run(
+            monkeypatch, folder, "embed", *words, "--model", "model", "--output", "v.jsonl",
+            "--overwrite",
+        )  # fmt: skip
+        assert done.exit_code == 0, done.stderr
+        lines = (folder / "v.jsonl").read_text("utf-8").splitlines()
+        assert len(lines) == count
