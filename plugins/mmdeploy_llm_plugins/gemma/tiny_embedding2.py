@@ -51,5 +51,4 @@ EMBEDDING_GEMMA2 = replace(
     architecture="EmbeddingGemma2Model",
     make_config=_whole,
     is_embedder=True,
-    chat_template=None,
 )
