@@ -48,6 +48,7 @@ EMBEDDING_GEMMA2_TEXT = Family(
 )
 EMBEDDING_GEMMA2 = replace(
     GEMMA4,
+    chat_template="",  # media stand in a prompt as they are
     architecture="EmbeddingGemma2Model",
     make_config=_whole,
     is_embedder=True,
