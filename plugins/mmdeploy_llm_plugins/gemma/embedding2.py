@@ -66,7 +66,8 @@ class EmbeddingGemma2TextModel(nn.Module):
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the states of tokens, projected to the size of the vectors, [T, size]."""
         x = inputs.merge_media(self.text.inner.embed_tokens(inputs.token_ids))
-        return self.text(inputs, inputs_embeds=x[None], attention_mask=NO_MASKS)
+        out: Tensor = self.text(inputs, inputs_embeds=x[None], attention_mask=NO_MASKS)
+        return out
 
 
 class EmbeddingGemma2Model(Towers, EmbeddingGemma2TextModel):

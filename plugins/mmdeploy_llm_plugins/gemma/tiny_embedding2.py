@@ -48,8 +48,8 @@ EMBEDDING_GEMMA2_TEXT = Family(
 )
 EMBEDDING_GEMMA2 = replace(
     GEMMA4,
+    chat_template="",  # media stand in a prompt as they are
     architecture="EmbeddingGemma2Model",
     make_config=_whole,
     is_embedder=True,
-    chat_template=None,
 )
