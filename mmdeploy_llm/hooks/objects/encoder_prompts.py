@@ -24,7 +24,7 @@ class EncoderPrompt:
     unguided: why the answer cannot keep a constraint, and what to do: a request with
         guided_decoding is refused with it. "": it can.
     greedy: why the answer can be the likeliest tokens only, and what to do: a request with params
-        that choose others is refused with it. "": it can be another.
+        that choose others is refused with it, and an answer may be empty. "": it can be another.
     heads: the layer and the head of each cross attention whose weights the answer has, see
         `CompletionOutput.attention` and `Model.answer_attention`; (): none.
     """

@@ -25,7 +25,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "min_tokens": (0,),
+    "min_tokens": (0, 1),  # 1 is the default, and becomes 0
     "bad_words": ((), []),
     "bad_words_token_ids": ((), []),
     "logit_bias": ({},),
@@ -130,6 +130,8 @@ def _with_needs(prompt: EncoderPrompt, params: SamplingParams) -> SamplingParams
         raise RequestError(f"guided_decoding.{params.guided_decoding.name}: {prompt.unguided}")
     if prompt.greedy and (found := [*_not_greedy(params)]):
         raise RequestError(f"{', '.join(found)}: {prompt.greedy}")
+    if prompt.greedy:
+        params = params.model_copy(update={"min_tokens": 0})
     found = with_processors(prompt.processors, params)
     if not prompt.end_ids or found.ignore_eos:
         return found

@@ -49,6 +49,9 @@ class ParakeetSounds(TransformersSounds):
                 f"reads {needed} (num_mel_bins)"
             )
         super().__init__(checkpoint, options)
+        each = self._encoder.subsampling_conv_stride ** steps_of(self._encoder) * self._hop
+        self.most = self._encoder.max_position_embeddings * each / self.rate
+        self.because = "this encoder hears at once, by max_position_embeddings of its config"
 
     def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
         """Returns how many frames the encoder makes."""

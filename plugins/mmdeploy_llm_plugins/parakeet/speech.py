@@ -96,6 +96,8 @@ class ParakeetSpeech:
         before = ""
         for at, (token, (start, end)) in enumerate(zip(ids, times, strict=False)):
             text = decode(ids[: at + 1])
+            if at + 1 < len(ids):
+                text = text.rstrip("\ufffd")  # a character that the next token ends
             yield _Token(
                 id=token,
                 text=text[len(before) :],
