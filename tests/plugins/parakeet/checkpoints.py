@@ -30,7 +30,12 @@ EXTRACTOR = {
     "return_attention_mask": True,
     "sampling_rate": RATE,
 }
-DECODER = {"decoder_hidden_size": 24, "num_decoder_layers": 2, "blank_token_id": BLANK}
+DECODER = {
+    "decoder_hidden_size": 24,
+    "num_decoder_layers": 2,
+    "blank_token_id": BLANK,
+    "pad_token_id": 2,
+}
 
 
 def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fields):
@@ -39,8 +44,7 @@ def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fiel
     config = getattr(transformers, f"Parakeet{way}Config")(
         encoder_config={**ENCODER, **(encoder or {})},
         vocab_size=VOCAB_SIZE + 1,
-        **({"pad_token_id": BLANK} if way == "CTC" else {"pad_token_id": 2, **DECODER}),
-        **fields,
+        **{**({"pad_token_id": BLANK} if way == "CTC" else DECODER), **fields},
     )
     torch.manual_seed(seed)
     model = getattr(transformers, f"ParakeetFor{way}")(config).eval()
@@ -52,13 +56,15 @@ def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fiel
             buffer.data = 0.5 + torch.rand_like(buffer)
     head = model.ctc_head if way == "CTC" else model.joint.head
     head.bias.data[BLANK] += bias
+    if way == "TDT":  # it would say tokens and stay at a frame without an end
+        head.bias.data[BLANK + 1 + config.durations.index(0)] -= 4
     if way != "CTC":
         head.weight.data *= 2
         model.decoder.embedding.weight.data *= 4  # what was said changes what follows
         model.decoder.decoder_projector.weight.data *= 4
         model.generation_config = transformers.GenerationConfig(decoder_start_token_id=BLANK)
     model.save_pretrained(folder)
-    tokenizer = build_tokenizer(chat_template="", eos_token="</s>", last_tokens=("<blank>",))
+    tokenizer = build_tokenizer(chat_template="", eos_token="<blank>", last_tokens=("<blank>",))
     tokenizer.save_pretrained(folder)
     own = folder / "tokenizer_config.json"
     settings = json.loads(own.read_text())

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.errors import CheckpointError
+from tests.media.sound_files import wav16
 from tests.plugins.parakeet.checkpoints import BLANK, RATE, write
 
 WAYS = ("CTC", "RNNT", "TDT")
@@ -106,3 +110,181 @@ def test_answers_and_times_are_those_of_transformers(folders, way):
     spans = [own[:count].tolist() for own, count in zip(found, counts, strict=True)]
     assert spans == [own for _, own in expected]
     assert all(output.outputs.finish_reason == "stop" for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("way", "fields"),
+    [
+        ("CTC", {}),
+        ("RNNT", {**DECODER, "max_symbols_per_step": 1}),
+        ("RNNT", {**DECODER, "max_symbols_per_step": 3}),
+        ("TDT", {**DECODER, "durations": [0, 1, 2]}),
+        ("TDT", {**DECODER, "durations": [0, 1, 2, 3, 4, 5, 6]}),
+    ],
+)
+def test_all_of_a_config_is_read(tmp_path, way, fields):
+    extractor = {"feature_size": 24, "hop_length": 128, "n_fft": 400, "preemphasis": 0.9}
+    folder = write(tmp_path, way, encoder=ODD, extractor=extractor, **fields)
+    expected = list(reference(folder, SOUNDS))
+    assert any(tokens for tokens, _ in expected)
+    with opened(folder) as llm:
+        outputs = generated(llm, [asked(own) for own in SOUNDS])
+    assert [words(output) for output in outputs] == [tokens for tokens, _ in expected]
+
+
+def test_durations_are_those_of_the_config(tmp_path):
+    """transformers 5.24 takes the place of a duration in the list for the duration: the same where
+    the list is 0, 1, 2 .., as in all published checkpoints."""
+    durations = [1, 3, 0, 2]
+    folder = write(tmp_path, "TDT", durations=durations)
+    model = transformers.ParakeetForTDT.from_pretrained(folder).eval()
+    extractor = transformers.ParakeetFeatureExtractor.from_pretrained(folder)
+    expected = []
+    for sound in SOUNDS:
+        made = extractor(sound, sampling_rate=RATE, return_tensors="pt")
+        with torch.no_grad():
+            expected.append(walked(model, made, durations))
+    with opened(folder) as llm:
+        outputs = generated(llm, [asked(own) for own in SOUNDS])
+    assert any(expected)
+    assert [words(output) for output in outputs] == expected
+
+
+def walked(model, made, durations):
+    """Returns the tokens of a sound by the joint network of transformers, one frame at a time."""
+    heard = model.get_audio_features(**made)
+    frames, tokens, at = heard.pooler_output[0, : int(heard.attention_mask.sum())], [], 0
+    for _ in range(10 * len(frames)):
+        if at >= len(frames):
+            break
+        said = model.decoder(torch.tensor([[BLANK, *tokens]]))[:, -1]
+        logits = model.joint(said, frames[at][None])[0]
+        token, ahead = int(logits[: BLANK + 1].argmax()), int(logits[BLANK + 1 :].argmax())
+        at += max(durations[ahead], token == BLANK)
+        tokens += [token] if token != BLANK else []
+    return tokens
+
+
+@pytest.mark.parametrize("way", ["RNNT", "TDT"])
+def test_a_sound_without_words_has_an_empty_answer(tmp_path, way):
+    folder = write(tmp_path, way, bias=30.0)
+    with opened(folder) as llm:
+        (output,) = generated(llm, [asked(SOUNDS[0], "<|timestamps|>")])
+    assert words(output) == []
+    assert output.outputs.text == ""
+    assert output.outputs.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_answer_is_cut_where_it_is_asked(folders, way):
+    """Its neighbours in the batch are not."""
+    with opened(folders[way]) as llm:
+        whole = [words(output) for output in generated(llm, [asked(own) for own in SOUNDS])]
+        params = [SamplingParams(temperature=0, max_tokens=most) for most in (2, 1000, 1)]
+        prompts = [asked(own, "<|timestamps|>") for own in SOUNDS[:3]]
+        cut = llm.generate(prompts, params, use_tqdm=False, on_error="raise")
+    assert [words(output) for output in cut] == [whole[0][:2], whole[1], whole[2][:1]]
+    assert [output.outputs.finish_reason for output in cut] == ["length", "stop", "length"]
+    assert [len(output.outputs[0].attention) for output in cut] == [2, len(whole[1]) + 1, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_log_probabilities_are_those_of_the_frames(folders, way):
+    """The end has the probability 1."""
+    with opened(folders[way]) as llm:
+        (output,) = generated(llm, [asked(SOUNDS[3])], logprobs=2)
+    entries = list(zip(output.outputs.token_ids, output.outputs.logprobs, strict=True))
+    assert entries[-1][0] == BLANK
+    assert entries[-1][1][BLANK].logprob == 0
+    found = [entry[token].logprob for token, entry in entries[:-1]]
+    assert all(entry[token].rank == 1 for token, entry in entries)
+    assert found == pytest.approx(list(logprobs_of(folders[way], SOUNDS[3])), abs=1e-4)
+
+
+def logprobs_of(folder, sound):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
+    extractor = transformers.ParakeetFeatureExtractor.from_pretrained(folder)
+    made = extractor(sound, sampling_rate=RATE, return_tensors="pt")
+    ((tokens, spans),) = reference(folder, [sound])
+    with torch.no_grad():
+        if config.model_type == "parakeet_ctc":
+            found = model(**made).logits[0].log_softmax(-1)
+            rows = [found[start] for start, _ in spans]
+        else:
+            ids = torch.tensor([[BLANK, *tokens[:-1]]])
+            frames = model.get_audio_features(**made).pooler_output[0]
+            said = model.decoder(ids)[0]
+            at = [start for start, _ in spans]
+            rows = model.joint(said, frames[at])[:, : BLANK + 1].log_softmax(-1)
+    return [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"temperature": 0.7}, "temperature: this model hears one answer"),
+        ({"temperature": 0, "repetition_penalty": 1.2}, "repetition_penalty: "),
+        ({"temperature": 0, "min_tokens": 5}, "min_tokens: "),
+        ({"temperature": 0, "ignore_eos": True}, "ignore_eos: "),
+        ({"temperature": 0, "logit_bias": {3: 1.0}}, "logit_bias: "),
+        ({"temperature": 0, "bad_words": ["the"]}, "bad_words: "),
+        ({"temperature": 0, "guided_decoding": {"regex": "a+"}}, "guided_decoding.regex: "),
+    ],
+)
+def test_other_answers_than_the_likeliest_are_refused(folders, params, told):
+    with opened(folders["TDT"]) as llm:
+        found = llm.generate(
+            [asked(SOUNDS[0]), asked(SOUNDS[1])],
+            [SamplingParams(**params), SamplingParams(temperature=0)],
+            use_tqdm=False,
+        )
+    assert told in found[0].error_msg
+    assert found[0].error_code == 400
+    assert found[1].error_code == 200
+
+
+def test_words_in_a_prompt_are_refused(folders):
+    with opened(folders["CTC"]) as llm:
+        (found,) = llm.generate(
+            [asked(SOUNDS[0], "Dr. Who")], SamplingParams(temperature=0), use_tqdm=False
+        )
+    assert "hears and reads no words, found 'Dr. Who'" in found.error_msg
+
+
+def test_drafts_change_nothing(folders):
+    prompts = [asked(own) for own in SOUNDS]
+    with opened(folders["RNNT"]) as llm:
+        expected = [words(output) for output in generated(llm, prompts)]
+    with opened(folders["RNNT"], speculative="ngram") as llm:
+        assert [words(output) for output in generated(llm, prompts)] == expected
+
+
+def test_another_start_is_refused(tmp_path):
+    folder = write(tmp_path, "TDT")
+    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 5}))
+    with pytest.raises(CheckpointError, match="decoder_start_token_id is 5"):
+        opened(folder)
+
+
+def test_other_mel_channels_are_refused(tmp_path):
+    folder = write(tmp_path, "CTC", extractor={"feature_size": 24})
+    with pytest.raises(CheckpointError, match="makes 24 mel channels"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_transcribe_tells_when_words_are_spoken(folders, tmp_path, way):
+    """Windows are joined, and words are in their lines."""
+    content = (samples(0, 32.0)[:, None] * 32767).astype(np.int16)
+    (tmp_path / "a.wav").write_bytes(wav16(content))
+    command = ["transcribe", str(tmp_path / "a.wav"), "--model", str(folders[way])]
+    command += ["--transcripts", "json", "-o", str(tmp_path / "out"), "--word-timestamps"]
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 0, ran.output
+    found = json.loads((tmp_path / "out" / "a.json").read_text())
+    assert len(found) > 0
+    assert all(0 <= line["start"] <= line["end"] <= 32 for line in found)
+    times = [(own["start"], own["end"]) for line in found for own in line["words"]]
+    assert all(start <= end for start, end in times)
+    assert times[-1][1] > 20
