@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import exp
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ RATE, HOP = 16_000, 160  # samples per second and per frame, unless a checkpoint
 SECONDS = 30.0  # of a window; the encoder reads longer ones, at a cost that grows with its square
 PAUSE = 1.0  # seconds of silence after which another line begins
 LAST = re.compile(r"[.?!\u3002\uff1f\uff01\u2026][\"'\u201d\u2019)\u300d]*$")  # ends a sentence
+CONTEXT, PART = 8, "\ufffd"  # tokens before one; stands for a part of a character
 MARKS = re.compile(r"[\W_]+")  # a text without letters
 
 
@@ -93,19 +96,14 @@ class ParakeetSpeech:
         sure = [
             exp(entry[token].logprob) for token, entry in zip(ids, own.logprobs or (), strict=False)
         ]
-        before = ""
-        for at, (token, (start, end)) in enumerate(zip(ids, times, strict=False)):
-            text = decode(ids[: at + 1])
-            if at + 1 < len(ids):
-                text = text.rstrip("\ufffd")  # a character that the next token ends
+        for at, (text, (start, end)) in enumerate(zip(texts_of(ids, decode), times, strict=False)):
             yield _Token(
-                id=token,
-                text=text[len(before) :],
+                id=ids[at],
+                text=text,
                 start=start,
                 end=end,
                 probability=sure[at] if sure else None,
             )
-            before = text
 
     def sureness(self, output: Any) -> Sureness:
         """See hooks.SpeechRules. No token says that nobody speaks."""
@@ -113,6 +111,23 @@ class ParakeetSpeech:
         entries = zip(own.token_ids, own.logprobs or (), strict=False)
         found = [entry[token].logprob for token, entry in entries if token != self._end]
         return Sureness(no_speech=0.0, mean_logprob=sum(found) / len(found) if found else 0.0)
+
+
+def texts_of(ids: Sequence[int], decode: Callable[..., str]) -> Sequence[str]:
+    """Returns the text that each token adds to those before it, together that of all; one that is a
+    part of a character adds none, and the last of these all of it."""
+    whole, found = decode(ids), list[str]()
+    for at in range(len(ids)):
+        context = ids[max(0, at - CONTEXT) : at]
+        before = decode(context).rstrip(PART) if context else ""
+        text = decode([*context, ids[at]])
+        found.append((text if at + 1 == len(ids) else text.rstrip(PART))[len(before) :])
+    if "".join(found) == whole:
+        return found
+    # Bytes that are no characters, of which a later one may change what was written.
+    grown = (len(commonprefix([decode(ids[:end]), whole])) for end in range(1, len(ids)))
+    ends = [0, *accumulate(grown, max), len(whole)]
+    return [whole[start:end] for start, end in pairwise(ends)]
 
 
 def _word(tokens: Sequence[_Token]) -> SpokenWord:

@@ -1,16 +1,20 @@
 """Parakeet against transformers: whole answers, their times, and transcripts."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.parakeet.speech import ParakeetSpeech, texts_of
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli.program import app
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.errors import CheckpointError, RequestError
+from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.media.sound_files import wav16
 from tests.plugins.parakeet.checkpoints import BLANK, RATE, write
 
@@ -273,6 +277,61 @@ def test_other_mel_channels_are_refused(tmp_path):
         opened(folder)
 
 
+def test_texts_of_tokens_are_that_of_the_answer(folders):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["TDT"])
+    ids = tokenizer("  Zwölf Boxkämpfer, \U0001f600 jagen 你好!", add_special_tokens=False)["input_ids"]
+    decode = partial(tokenizer.decode, group_tokens=False)
+    for own in (ids, ids[:1] * 3, ids[::-1], ids[4:] + ids[:9], []):  # some are no characters
+        found = texts_of(own, decode)
+        assert "".join(found) == decode(own)
+        assert len(found) == len(own)
+
+
+def test_lines_end_with_sentences_and_before_pauses(folders):
+    """Marks take no time of a word."""
+    rule = ParakeetSpeech(read_checkpoint(folders["TDT"]))
+    texts = ["Hel", "lo", ".", " How", " are", " you", "?", " Fine"]
+    frames = [(0, 1), (2, 3), (9, 10), (10, 12), (12, 13), (30, 31), (31, 31), (33, 40)]
+    weights = np.zeros((9, 2, 41), dtype=np.float32)
+    for at, spans in enumerate([*frames, (0, 0)]):
+        weights[at, [0, 1], spans] = 1
+    own = SimpleNamespace(token_ids=[*range(8), BLANK], attention=weights, logprobs=None)
+    heard = rule.read_words(
+        SimpleNamespace(outputs=[own]), 3.0, None, lambda ids: "".join(texts[one] for one in ids)
+    )
+    assert [one.ids for one in heard.spoken] == [(0, 1, 2), (3, 4), (5, 6), (7,)]
+    times = [(one.text, one.start, one.end) for line in heard.spoken for one in line.words]
+    assert times == [
+        ("Hello.", 0, pytest.approx(0.24)),
+        (" How", pytest.approx(0.8), pytest.approx(0.96)),
+        (" are", pytest.approx(0.96), pytest.approx(1.04)),
+        (" you?", pytest.approx(2.4), pytest.approx(2.48)),
+        (" Fine", pytest.approx(2.64), 3.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("en", "transcribe", ""), "is not asked for 'en'"),
+        ((None, "translate", ""), "cannot translate"),
+        ((None, "transcribe", "Dr. Who"), "no words before"),
+    ],
+)
+def test_what_it_cannot_be_asked_is_told(folders, asked, told):
+    with pytest.raises(RequestError, match=told):
+        ParakeetSpeech(read_checkpoint(folders["CTC"])).prompt(*asked)
+
+
+def test_the_same_token_twice_is_written_twice(folders):
+    """transformers' tokenizer of the family would join them, as it does frames of CTC."""
+    with opened(folders["CTC"]) as llm:
+        tokenizer = llm.get_tokenizer()
+    ids = tokenizer("aa", add_special_tokens=False)["input_ids"]
+    assert len(set(ids)) < len(ids)
+    assert tokenizer.decode(ids) == "aa"
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_transcribe_tells_when_words_are_spoken(folders, tmp_path, way):
     """Windows are joined, and words are in their lines."""
@@ -288,3 +347,6 @@ def test_transcribe_tells_when_words_are_spoken(folders, tmp_path, way):
     times = [(own["start"], own["end"]) for line in found for own in line["words"]]
     assert all(start <= end for start, end in times)
     assert times[-1][1] > 20
+    for line in found:
+        told = "".join(own["word"] for own in line["words"])
+        assert "".join(told.split()) == "".join(line["text"].split())
