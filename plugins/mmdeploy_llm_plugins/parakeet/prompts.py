@@ -1,5 +1,5 @@
-"""How Parakeet reads a prompt: a sound, and nothing besides. "<|timestamps|>" asks for the frames of
-each token as `CompletionOutput.attention`."""
+"""How Parakeet reads a prompt: a sound, and nothing besides. "<|timestamps|>" asks for the frames
+of each token as `CompletionOutput.attention`."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ class Spoken:
 
 
 class Walk:
-    """Where each sound is. own: [B] int64, the sounds that go on. at: [B], their frames.
+    """Knows at which frame each sound is.
 
+    own: [B] int64, the sounds that go on. at: [B], their frames.
     lengths: frames of each sound. most: tokens that a frame may say. durations: how many frames
     further each of the last logits leads; empty: none says so.
     """

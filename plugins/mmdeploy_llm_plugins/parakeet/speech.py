@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from math import exp
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -125,9 +124,14 @@ def texts_of(ids: Sequence[int], decode: Callable[..., str]) -> Sequence[str]:
     if "".join(found) == whole:
         return found
     # Bytes that are no characters, of which a later one may change what was written.
-    grown = (len(commonprefix([decode(ids[:end]), whole])) for end in range(1, len(ids)))
+    grown = (num_alike(decode(ids[:end]), whole) for end in range(1, len(ids)))
     ends = [0, *accumulate(grown, max), len(whole)]
     return [whole[start:end] for start, end in pairwise(ends)]
+
+
+def num_alike(one: str, other: str) -> int:
+    """Returns how many first characters two texts share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _word(tokens: Sequence[_Token]) -> SpokenWord:

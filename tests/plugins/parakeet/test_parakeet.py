@@ -104,7 +104,7 @@ def collapsed(frames):
 @pytest.mark.parametrize("way", WAYS)
 def test_answers_and_times_are_those_of_transformers(folders, way):
     expected = list(reference(folders[way], SOUNDS))
-    assert all(0 < len(tokens) for tokens, _ in expected)
+    assert all(len(tokens) > 0 for tokens, _ in expected)
     with opened(folders[way]) as llm:
         outputs = generated(llm, [asked(own, "<|timestamps|>") for own in SOUNDS])
         alone = [generated(llm, [asked(own)])[0] for own in SOUNDS]
@@ -117,6 +117,7 @@ def test_answers_and_times_are_those_of_transformers(folders, way):
     assert all(output.outputs.finish_reason == "stop" for output in outputs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "fields"),
     [
@@ -137,6 +138,7 @@ def test_all_of_a_config_is_read(tmp_path, way, fields):
     assert [words(output) for output in outputs] == [tokens for tokens, _ in expected]
 
 
+@pytest.mark.full
 def test_durations_are_those_of_the_config(tmp_path):
     """transformers 5.24 takes the place of a duration in the list for the duration: the same where
     the list is 0, 1, 2 .., as in all published checkpoints."""
@@ -180,6 +182,7 @@ def test_a_sound_without_words_has_an_empty_answer(tmp_path, way):
     assert output.outputs.finish_reason == "stop"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_an_answer_is_cut_where_it_is_asked(folders, way):
     """Its neighbours in the batch are not."""
@@ -193,6 +196,7 @@ def test_an_answer_is_cut_where_it_is_asked(folders, way):
     assert [len(output.outputs[0].attention) for output in cut] == [2, len(whole[1]) + 1, 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_log_probabilities_are_those_of_the_frames(folders, way):
     """The end has the probability 1."""
@@ -257,12 +261,45 @@ def test_words_in_a_prompt_are_refused(folders):
     assert "hears and reads no words, found 'Dr. Who'" in found.error_msg
 
 
+@pytest.mark.full
 def test_drafts_change_nothing(folders):
     prompts = [asked(own) for own in SOUNDS]
     with opened(folders["RNNT"]) as llm:
         expected = [words(output) for output in generated(llm, prompts)]
     with opened(folders["RNNT"], speculative="ngram") as llm:
         assert [words(output) for output in generated(llm, prompts)] == expected
+
+
+def test_the_extractor_may_be_in_the_file_of_the_processor(tmp_path):
+    folder = write(tmp_path, "TDT", extractor={"hop_length": 200})
+    expected = [tokens for tokens, _ in reference(folder, SOUNDS[:2])]
+    fields = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").unlink()
+    own = {"processor_class": "ParakeetProcessor", "feature_extractor": fields}
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    with opened(folder) as llm:
+        outputs = generated(llm, [asked(sound) for sound in SOUNDS[:2]])
+        short, long = llm.generate(
+            [asked(SOUNDS[0][:399]), asked(SOUNDS[0][:400])],
+            SamplingParams(temperature=0),
+            use_tqdm=False,
+        )
+    assert [words(output) for output in outputs] == expected
+    assert short.error_code == 400  # a frame
+    assert long.error_code == 200
+    rule = ParakeetSpeech(read_checkpoint(folder))
+    assert rule.rate == RATE
+    assert rule.seconds == 30
+
+
+def test_too_long_a_sound_is_refused(tmp_path):
+    folder = write(tmp_path, "CTC", encoder={"max_position_embeddings": 25})
+    with opened(folder) as llm:
+        found = llm.generate(
+            [asked(SOUNDS[1]), asked(SOUNDS[3])], SamplingParams(temperature=0), use_tqdm=False
+        )
+    assert found[0].error_code == 200
+    assert "max_position_embeddings" in found[1].error_msg
 
 
 def test_another_start_is_refused(tmp_path):
@@ -280,9 +317,8 @@ def test_other_mel_channels_are_refused(tmp_path):
 
 def test_texts_of_tokens_are_that_of_the_answer(folders):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders["TDT"])
-    ids = tokenizer("  Zwölf Boxkämpfer, \U0001f600 jagen 你好!", add_special_tokens=False)[
-        "input_ids"
-    ]
+    text = "  Zwölf Boxkämpfer, \U0001f600 jagen 你好!"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
     decode = partial(tokenizer.decode, group_tokens=False)
     for own in (ids, ids[:1] * 3, ids[::-1], ids[4:] + ids[:9], []):  # some are no characters
         found = texts_of(own, decode)
@@ -335,6 +371,7 @@ def test_the_same_token_twice_is_written_twice(folders):
     assert tokenizer.decode(ids) == "aa"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_transcribe_tells_when_words_are_spoken(folders, tmp_path, way):
     """Windows are joined, and words are in their lines."""
