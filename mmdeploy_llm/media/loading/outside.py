@@ -128,8 +128,8 @@ def _with_needs(prompt: EncoderPrompt, params: SamplingParams) -> SamplingParams
     Raises RequestError for params that the answer cannot keep."""
     if prompt.unguided and params.guided_decoding is not None:
         raise RequestError(f"guided_decoding.{params.guided_decoding.name}: {prompt.unguided}")
-    if prompt.greedy and (found := [*_not_greedy(params)]):
-        raise RequestError(f"{', '.join(found)}: {prompt.greedy}")
+    if prompt.greedy and (others := [*_not_greedy(params)]):
+        raise RequestError(f"{', '.join(others)}: {prompt.greedy}")
     if prompt.greedy:
         params = params.model_copy(update={"min_tokens": 0})
     found = with_processors(prompt.processors, params)
