@@ -68,12 +68,15 @@ class CrossKV:
 
     num_layers: layers of the decoder with cross attention, each with heads of its own.
     longest: tokens of the longest item; None: unknown. The cache then has its usual size.
+    has_row_each: an item has a row for each of its tokens; False: as many as the model writes, and
+        the tokens are what the cache counts.
     """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     longest: int | None = None
+    has_row_each: bool = True
 
     def shape(self, num_tokens: int) -> tuple[int, ...]:
         """Returns the shape of an item of this many tokens: keys, then values, of each layer."""

@@ -194,7 +194,7 @@ def asked_of(rule: SpeechRules, wish: Wish) -> str:
     """Returns the prompt for each window. Raises RequestError for a language or task that the model
     does not know, ConfigError for times of words that it does not tell."""
     prompt = rule.prompt(wish.language, wish.task, wish.before)
-    if not wish.word_timestamps:
+    if not wish.word_timestamps and not is_aligned(rule):
         return prompt
     if not isinstance(rule, WordTimes):
         raise ConfigError(
@@ -202,6 +202,11 @@ def asked_of(rule: SpeechRules, wish: Wish) -> str:
             "a model that does"
         )
     return rule.with_words(prompt)
+
+
+def is_aligned(rule: SpeechRules) -> bool:
+    """Whether an answer tells all of its sound, and no other can be had; see SpeechRules."""
+    return bool(getattr(rule, "is_aligned", False))
 
 
 class Transcriber:
@@ -223,7 +228,10 @@ class Transcriber:
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
         self._language, self._is_apart = wish.language, wish.channels == "apart"
         self._prompt = asked_of(rule, wish)
-        self._timed = rule if wish.word_timestamps and isinstance(rule, WordTimes) else None
+        self._is_aligned, self._has_words = is_aligned(rule), wish.word_timestamps
+        is_timed = self._has_words or self._is_aligned
+        self._timed = rule if is_timed and isinstance(rule, WordTimes) else None
+        self._temperatures = TEMPERATURES[: 1 if self._is_aligned else None]
         overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
         if 2 * overlap >= rule.seconds:
             raise ConfigError(
@@ -254,10 +262,10 @@ class Transcriber:
 
     def _tries(self, asks: Iterator[Ask]) -> Iterator[Transcript]:
         """Asks, and asks again where answers are poor."""
-        for temperature in TEMPERATURES:
+        for temperature in self._temperatures:
             with closing(self._llm.answer_each(asks)) as answers:
                 for answer in answers:
-                    self._take(answer, is_last=temperature == TEMPERATURES[-1])
+                    self._take(answer, is_last=temperature == self._temperatures[-1])
                     yield from self._finished()
             yield from self._finished()
             if not self._again:
@@ -382,7 +390,10 @@ class Transcriber:
             return self._rule.read(output.outputs.token_ids)
         sound: Any = asked
         seconds = len(sound["multimodal_data"]["audio"]["array"]) / self._rule.rate
-        return self._timed.read_words(output, seconds, self._language, self._decoded)
+        heard = self._timed.read_words(output, seconds, self._language, self._decoded)
+        if self._has_words:
+            return heard
+        return replace(heard, spoken=tuple(replace(own, words=()) for own in heard.spoken))
 
     def _is_left(self, ask: Ask, part: _Part) -> bool:
         """Asks for the rest of a window whose answer ends before the overlap with the next one
@@ -390,7 +401,7 @@ class Transcriber:
         found in it. Returns whether there is such a rest."""
         file, index, _ = ask.item
         last = part.heard.spoken[-1].end if part.heard.spoken else None
-        if part.is_doubtful or last is None:
+        if part.is_doubtful or last is None or self._is_aligned:
             return False
         window, first = file.windows[index], round(last * file.rate)
         asked: Any = ask.prompt

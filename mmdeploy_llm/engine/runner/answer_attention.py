@@ -10,7 +10,7 @@ Shapes: n tokens, h heads, L tokens of the items, H heads of a layer, D head siz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -30,8 +30,15 @@ from .slots import Slots
 class AnswerAttention:
     """The queries of running requests with heads. The runner is its only writer."""
 
-    def __init__(self, slots: Slots, encoder: EncoderCache, device: torch.device) -> None:
-        self._slots, self._encoder, self._device = slots, encoder, device
+    def __init__(
+        self,
+        slots: Slots,
+        encoder: EncoderCache,
+        device: torch.device,
+        own: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> None:
+        """own: `Model.answer_attention`; None: weights are computed of the queries."""
+        self._slots, self._encoder, self._device, self._own = slots, encoder, device, own
         self._queries: dict[str, list[Tensor]] = {}  # [h, D] of each token, from the first on
 
     def drop(self, request_id: str) -> None:
@@ -41,6 +48,8 @@ class AnswerAttention:
     def watched(self, scheduled: Sequence[ScheduledTokens]) -> WatchedRows | None:
         """Returns the rows of a pass after which a token of such an answer stands; None without
         any."""
+        if self._own is not None:
+            return None
         rows, layers, end = list[int](), set[int](), 0
         for item in scheduled:
             request = self._slots[item.request_id].request
@@ -96,8 +105,11 @@ class AnswerAttention:
 
     def _weights(self, request: NewRequest, count: int) -> NDArray[np.float32]:
         """Returns the weights of an answer, [n, h, L]."""
-        queries = torch.stack(self._queries[request.request_id][:count], 1).float()  # [h, n, D]
         items = [self._encoder.needed(span.item.key) for span in request.media]
+        if self._own is not None:
+            (kept,) = items
+            return self._own(kept, count).float().cpu().numpy()
+        queries = torch.stack(self._queries[request.request_id][:count], 1).float()  # [h, n, D]
         found = []
         for own, (layer, head) in zip(queries, request.heads, strict=True):
             parts = [kept[layer, 0] for kept in items]  # [L, H, D]

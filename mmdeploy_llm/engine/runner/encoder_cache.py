@@ -133,7 +133,8 @@ class EncoderCache:
         for item, rows in zip(items, embeds, strict=True):
             shape: tuple[int, ...] = (item.num_tokens, self._media_size)
             if self._cross is not None:
-                shape = self._cross.shape(item.num_tokens)
+                is_free = not self._cross.has_row_each and rows.dim() > 2
+                shape = self._cross.shape(rows.shape[2] if is_free else item.num_tokens)
             if tuple(rows.shape) != shape:
                 raise PluginContractError(
                     f"encode_media of {self._name} returned {tuple(rows.shape)} for an item of "

@@ -95,7 +95,8 @@ class Runner:
         self._adapters = adapters or ServedAdapters(model, device)
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
-        self._attention = AnswerAttention(slots, self._encoder, device)
+        own = getattr(model, "answer_attention", None)
+        self._attention = AnswerAttention(slots, self._encoder, device, own)
         parts = self._model, backend, cache, slots, self._encoder, self._peers
         self._drafter = Drafter(*parts) if self._model.has_draft_head else None
         self._forward = ForwardPass(

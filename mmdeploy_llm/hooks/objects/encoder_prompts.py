@@ -23,8 +23,10 @@ class EncoderPrompt:
     end_ids: tokens that end the answer besides those that the checkpoint's files name.
     unguided: why the answer cannot keep a constraint, and what to do: a request with
         guided_decoding is refused with it. "": it can.
+    greedy: why the answer can be the likeliest tokens only, and what to do: a request with params
+        that choose others is refused with it, and an answer may be empty. "": it can be another.
     heads: the layer and the head of each cross attention whose weights the answer has, see
-        `CompletionOutput.attention`; (): none.
+        `CompletionOutput.attention` and `Model.answer_attention`; (): none.
     """
 
     ids: tuple[int, ...]
@@ -34,6 +36,7 @@ class EncoderPrompt:
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     end_ids: tuple[int, ...] = ()
     unguided: str = ""
+    greedy: str = ""
     heads: tuple[tuple[int, int], ...] = ()
 
 

@@ -25,6 +25,10 @@ class Model(Protocol):
     cross: a caches.CrossKV, of a decoder that attends to an encoder's items: `encode_media` then
         returns the keys and values of an item, `CrossKV.shape(num_tokens)`, and layers read them by
         `inputs.cross`; see also `ModelSpec.encoder`.
+    answer_attention(kept, num_tokens): of a model with `cross` that says itself to which places of
+        an item the tokens of an answer belong, with what `encode_media` returned of it and the
+        number of tokens: weights [num_tokens, heads, places], for prompts with
+        `EncoderPrompt.heads`.
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
     has_sinks, has_alibi: True where its attention has sinks, or linear biases; see
         `forward.AttentionContext.attend`.

@@ -53,7 +53,9 @@ class Sureness:
 class SpeechRules(Protocol):
     """The rule of a family, built as factory(checkpoint), see `ModelSpec.speech`.
 
-    seconds: of sound that the model hears at once. rate: samples per second.
+    seconds: of sound that the model hears at once. rate: samples per second. is_aligned: an
+        attribute that a rule may have, True where an answer tells all of its sound, there is no
+        other, and its times come with WordTimes alone: it is never asked for again.
     """
 
     seconds: float

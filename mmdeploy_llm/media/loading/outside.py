@@ -3,7 +3,7 @@ have no placeholders, and stand outside of the tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +20,20 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.values.params import SamplingParams
 
+# Values of params with which they change no answer.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_tokens": (0, 1),  # 1 is the default, and becomes 0
+    "bad_words": ((), []),
+    "bad_words_token_ids": ((), []),
+    "logit_bias": ({},),
+    "logits_processors": ((), []),
+    "no_repeat_ngram_size": (0,),
+    "no_repeat_ngram": (None, False),
+    "ignore_eos": (False,),
+}
 MARKS = range(0xE000, 0xF900)  # private-use characters, of which no prompt has all
 
 
@@ -111,14 +125,26 @@ def _rows(places: Sequence[int]) -> tuple[int, ...] | None:
 
 def _with_needs(prompt: EncoderPrompt, params: SamplingParams) -> SamplingParams:
     """Returns params with what the answer needs. A caller who ignores ends ignores these too.
-    Raises RequestError for a constraint that the answer cannot keep."""
+    Raises RequestError for params that the answer cannot keep."""
     if prompt.unguided and params.guided_decoding is not None:
         raise RequestError(f"guided_decoding.{params.guided_decoding.name}: {prompt.unguided}")
+    if prompt.greedy and (others := [*_not_greedy(params)]):
+        raise RequestError(f"{', '.join(others)}: {prompt.greedy}")
+    if prompt.greedy:
+        params = params.model_copy(update={"min_tokens": 0})
     found = with_processors(prompt.processors, params)
     if not prompt.end_ids or found.ignore_eos:
         return found
     ends = dict.fromkeys((*found.stop_token_ids, *prompt.end_ids))
     return found.model_copy(update={"stop_token_ids": tuple(ends)})
+
+
+def _not_greedy(params: SamplingParams) -> Iterator[str]:
+    """Yields the names of filled params by which an answer may be another than its likeliest
+    tokens, up to the first that ends it."""
+    if not params.is_greedy:
+        yield "temperature"
+    yield from (name for name, own in NEUTRAL.items() if getattr(params, name) not in own)
 
 
 def with_processors(

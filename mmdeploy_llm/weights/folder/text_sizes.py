@@ -41,9 +41,12 @@ def read_text_sizes(checkpoint: Checkpoint) -> TextSizes:
     CheckpointError for a value that is not an integer above 0."""
     text, name = text_config(checkpoint), checkpoint.architecture
     stored = getattr(checkpoint.config, "dtype", None) or getattr(text, "dtype", None)
-    hidden_size = _whole_number(text, "hidden_size", name)
-    stated = [field for field in POSITIONS if _uniform(text, field) not in (None, NO_LIMIT)]
-    longest = _whole_number(text, stated[0], name) if stated else None
+    has_size = _uniform(text, "hidden_size") is not None
+    # A head alone has none; its layers are those of an encoder.
+    layers = text if has_size else getattr(text, "encoder_config", None) or text
+    hidden_size = _whole_number(layers, "hidden_size", name)
+    stated = [field for field in POSITIONS if _uniform(layers, field) not in (None, NO_LIMIT)]
+    longest = _whole_number(layers, stated[0], name) if stated else None
     return TextSizes(
         dtype=str(stored or "float32").removeprefix("torch."),
         vocab_size=_whole_number(text, _vocabulary(text), name),

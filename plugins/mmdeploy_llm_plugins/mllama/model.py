@@ -141,7 +141,7 @@ class MllamaForConditionalGeneration(CausalLM):
             return DecoderLayer(config, index - num_before)
 
         super().__init__(decoder, new_layer, MllamaDecoder)
-        kv = {"num_kv_heads": decoder.num_kv_heads, "head_dim": decoder.head_dim}
+        kv: dict[str, Any] = {"num_kv_heads": decoder.num_kv_heads, "head_dim": decoder.head_dim}
         self.cache = (PagedKV(**kv),) * (decoder.num_layers - len(crossing))
         longest = vision.max_num_tiles * tile_tokens(vision)
         self.cross = CrossKV(num_layers=len(crossing), longest=longest, **kv)

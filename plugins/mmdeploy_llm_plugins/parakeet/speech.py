@@ -1,0 +1,165 @@
+"""How Parakeet's answers say when each word is spoken: by the frames at which its tokens were
+found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, takewhile
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, SpokenWord, Sureness
+
+from .prompts import TIMES, blank_of
+from .sound import fields_of, steps_of
+
+RATE, HOP = 16_000, 160  # samples per second and per frame, unless a checkpoint says more
+SECONDS = 30.0  # of a window; the encoder reads longer ones, at a cost that grows with its square
+PAUSE = 1.0  # seconds of silence after which another line begins
+LAST = re.compile(r"[.?!\u3002\uff1f\uff01\u2026][\"'\u201d\u2019)\u300d]*$")  # ends a sentence
+CONTEXT, PART = 8, "\ufffd"  # tokens before one; stands for a part of a character
+MARKS = re.compile(r"[\W_]+")  # a text without letters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Token:
+    """A token of an answer: its text with its space, and the seconds at which it was found."""
+
+    id: int
+    text: str
+    start: float
+    end: float
+    probability: float | None
+
+
+class ParakeetSpeech:
+    """See hooks.SpeechRules and hooks.WordTimes."""
+
+    seconds = SECONDS
+    is_aligned = True
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        fields, encoder = fields_of(checkpoint), checkpoint.config.encoder_config
+        self.rate = int(fields.get("sampling_rate", RATE))
+        frames = encoder.subsampling_conv_stride ** steps_of(encoder)
+        self._step = frames * int(fields.get("hop_length", HOP)) / self.rate
+        self._end = blank_of(checkpoint)
+
+    def prompt(self, language: str | None, task: str, before: str) -> str:
+        """Returns an empty question. Raises RequestError for what the model cannot be asked."""
+        if language is not None:
+            raise RequestError(
+                f"a parakeet model writes what it hears and is not asked for {language!r:.40}; "
+                "leave the language out, or take a checkpoint that knows it"
+            )
+        if task != "transcribe":
+            raise RequestError("a parakeet model cannot translate; leave the task out")
+        if before:
+            raise RequestError("a parakeet model reads no words before a sound; leave them out")
+        return " "
+
+    def with_words(self, prompt: str) -> str:
+        """See hooks.WordTimes."""
+        return f"{prompt}{TIMES}"
+
+    def read(self, ids: Sequence[int]) -> Heard:
+        """Returns all words as one sentence: their times are not in the tokens."""
+        own = tuple(one for one in ids if one != self._end)
+        spoken = (Spoken(start=0.0, end=None, ids=own),) if own else ()
+        return Heard(language=None, spoken=spoken)
+
+    def read_words(
+        self, output: Any, seconds: float, language: str | None, decode: Callable[..., str]
+    ) -> Heard:
+        """See hooks.WordTimes. A word is what stands between spaces; marks take no time of it. A
+        line ends with a sentence and before a pause."""
+        own = output.outputs[0]
+        if own.attention is None:
+            return self.read(own.token_ids)
+        words = list[list[_Token]]()
+        for token in self._tokens(own, seconds, decode):
+            if not words or token.text[:1].isspace():
+                words.append([])
+            words[-1].append(token)
+        return Heard(language=None, spoken=tuple(map(_spoken, _lines(words))))
+
+    def _tokens(self, own: Any, seconds: float, decode: Callable[..., str]) -> Iterator[_Token]:
+        """Yields the tokens of an answer with their times, none after the end of the sound."""
+        ids = [one for one in own.token_ids if one != self._end]
+        times = np.minimum(own.attention.argmax(-1) * self._step, seconds).tolist()
+        sure = [
+            exp(entry[token].logprob) for token, entry in zip(ids, own.logprobs or (), strict=False)
+        ]
+        for at, (text, (start, end)) in enumerate(zip(texts_of(ids, decode), times, strict=False)):
+            yield _Token(
+                id=ids[at],
+                text=text,
+                start=start,
+                end=end,
+                probability=sure[at] if sure else None,
+            )
+
+    def sureness(self, output: Any) -> Sureness:
+        """See hooks.SpeechRules. No token says that nobody speaks."""
+        own = output.outputs
+        entries = zip(own.token_ids, own.logprobs or (), strict=False)
+        found = [entry[token].logprob for token, entry in entries if token != self._end]
+        return Sureness(no_speech=0.0, mean_logprob=sum(found) / len(found) if found else 0.0)
+
+
+def texts_of(ids: Sequence[int], decode: Callable[..., str]) -> Sequence[str]:
+    """Returns the text that each token adds to those before it, together that of all; one that is a
+    part of a character adds none, and the last of these all of it."""
+    whole, found = decode(ids), list[str]()
+    for at in range(len(ids)):
+        context = ids[max(0, at - CONTEXT) : at]
+        before = decode(context).rstrip(PART) if context else ""
+        text = decode([*context, ids[at]])
+        found.append((text if at + 1 == len(ids) else text.rstrip(PART))[len(before) :])
+    if "".join(found) == whole:
+        return found
+    # Bytes that are no characters, of which a later one may change what was written.
+    grown = (num_alike(decode(ids[:end]), whole) for end in range(1, len(ids)))
+    ends = [0, *accumulate(grown, max), len(whole)]
+    return [whole[start:end] for start, end in pairwise(ends)]
+
+
+def num_alike(one: str, other: str) -> int:
+    """Returns how many first characters two texts share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _word(tokens: Sequence[_Token]) -> SpokenWord:
+    heard = [one for one in tokens if not MARKS.fullmatch(one.text)] or tokens[:1]
+    sure = [one.probability for one in tokens if one.probability is not None]
+    return SpokenWord(
+        text="".join(one.text for one in tokens),
+        start=heard[0].start,
+        end=max(heard[0].start, heard[-1].end),
+        probability=sum(sure) / len(sure) if sure else None,
+    )
+
+
+def _lines(words: Iterable[list[_Token]]) -> Iterator[list[list[_Token]]]:
+    """Yields the words of each line."""
+    line = list[list[_Token]]()
+    for tokens in words:
+        if line:
+            last = _word(line[-1])
+            if LAST.search(last.text) or _word(tokens).start - last.end >= PAUSE:
+                yield line
+                line = []
+        line.append(tokens)
+    if line:
+        yield line
+
+
+def _spoken(line: Sequence[Sequence[_Token]]) -> Spoken:
+    words = tuple(map(_word, line))
+    ids = tuple(one.id for tokens in line for one in tokens)
+    return Spoken(start=words[0].start, end=words[-1].end, ids=ids, words=words)

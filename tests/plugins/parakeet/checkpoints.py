@@ -1,0 +1,76 @@
+"""Tiny random checkpoints of Parakeet, whose tokens and blanks are about as frequent."""
+
+import json
+
+import torch
+import transformers
+
+from mmdeploy_llm.testing.tiny import VOCAB_SIZE, randomize
+from mmdeploy_llm.testing.tiny.common import build_tokenizer
+
+BLANK = VOCAB_SIZE  # after the words
+RATE = 16000
+ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "subsampling_conv_channels": 8,
+    "num_mel_bins": 16,
+}
+EXTRACTOR = {
+    "feature_extractor_type": "ParakeetFeatureExtractor",
+    "feature_size": 16,
+    "hop_length": 160,
+    "n_fft": 512,
+    "win_length": 400,
+    "preemphasis": 0.97,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+    "sampling_rate": RATE,
+}
+DECODER = {
+    "decoder_hidden_size": 24,
+    "num_decoder_layers": 2,
+    "blank_token_id": BLANK,
+    "pad_token_id": 2,
+}
+
+
+def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fields):
+    """Writes a checkpoint. way: "CTC", "RNNT" or "TDT". bias: of the blank token, by which it is
+    more frequent. encoder, extractor, fields: what differs in their configs."""
+    config = getattr(transformers, f"Parakeet{way}Config")(
+        encoder_config={**ENCODER, **(encoder or {})},
+        vocab_size=VOCAB_SIZE + 1,
+        **{**({"pad_token_id": BLANK} if way == "CTC" else DECODER), **fields},
+    )
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"ParakeetFor{way}")(config).eval()
+    randomize(model)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.data = 0.3 * torch.randn_like(buffer)
+        if name.endswith("running_var"):
+            buffer.data = 0.5 + torch.rand_like(buffer)
+    head = model.ctc_head if way == "CTC" else model.joint.head
+    head.bias.data[BLANK] += bias
+    if way == "TDT":  # it would say tokens and stay at a frame without an end
+        head.bias.data[BLANK + 1 + config.durations.index(0)] -= 4
+    if way != "CTC":
+        head.weight.data *= 2
+        model.decoder.embedding.weight.data *= 4  # what was said changes what follows
+        model.decoder.decoder_projector.weight.data *= 4
+        model.generation_config = transformers.GenerationConfig(decoder_start_token_id=BLANK)
+    model.save_pretrained(folder)
+    tokenizer = build_tokenizer(chat_template="", eos_token="<blank>", last_tokens=("<blank>",))
+    tokenizer.save_pretrained(folder)
+    own = folder / "tokenizer_config.json"
+    settings = json.loads(own.read_text())
+    settings |= {"tokenizer_class": "ParakeetTokenizer"}
+    settings |= {"pad_token": "<blank>" if way == "CTC" else "<s>"}
+    own.write_text(json.dumps(settings))
+    made = {**EXTRACTOR, **(extractor or {})}
+    (folder / "preprocessor_config.json").write_text(json.dumps(made))
+    return folder
