@@ -19,6 +19,8 @@ pytestmark = pytest.mark.full
 FAMILIES = (
     *(
         "blip",
+        "canary",
+        "cohere_asr",
         "florence2",
         "git",
         "kosmos2_5",
