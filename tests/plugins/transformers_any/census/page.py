@@ -251,7 +251,7 @@ The census compares `transformers_any`, which computes as the class does.
 
 ## Models that hear
 
-Like those below they have plugins of their own: Whisper, Moonshine, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds.
+Like those below they have plugins of their own: Whisper, Moonshine, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
 
 | left out | why |
 |---|---|
