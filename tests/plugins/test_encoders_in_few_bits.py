@@ -26,6 +26,7 @@ FAMILIES = (
         "kosmos2_5",
         "mllama",
         "moonshine",
+        "moonshine_streaming",
         "pix2struct",
         "pp_formulanet",
         "t5gemma2",

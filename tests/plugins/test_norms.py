@@ -23,7 +23,16 @@ LAYER_NORMS = {  # families without an RMSNorm
         "gte",
     ),
     *("jais2", "jina_embeddings_v3", "modernbert", "moonshine", "mpnet", "mpt", "nemotron"),
-    *("nomic_bert", "olmo", "phi", "pp_formulanet", "roberta", "siglip", "siglip2"),
+    *(
+        "moonshine_streaming",
+        "nomic_bert",
+        "olmo",
+        "phi",
+        "pp_formulanet",
+        "roberta",
+        "siglip",
+        "siglip2",
+    ),
     *("stablelm", "starcoder2", "vision_encoder_decoder", "whisper", "xlm_roberta"),
 }
 FAMILIES = {name: spec for name, spec in families().items() if name not in LAYER_NORMS}

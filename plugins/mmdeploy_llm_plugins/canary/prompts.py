@@ -90,7 +90,7 @@ class CanaryPrompts(BegunByText):
 
     def _language(self, name: str) -> str:
         """Returns the code of a language by its code or English name."""
-        code = TO_LANGUAGE_CODE.get(name, name)
+        code = str(TO_LANGUAGE_CODE.get(name, name))
         if code not in self.languages:
             raise RequestError(
                 f"{name!r:.40} is no language that this model knows; give one of "

@@ -19,7 +19,7 @@ MIN_FRAMES = 2  # of which the extractor can compute a variance
 class CanarySounds(TransformersSounds):
     """Parakeet's feature extractor, as transformers has it for Canary."""
 
-    source: str = "ParakeetFeatureExtractor"
+    source = "ParakeetFeatureExtractor"
     tensors = ("input_features", "attention_mask")
     token = "<|audio|>"
     markers = ("<|audio|>",)

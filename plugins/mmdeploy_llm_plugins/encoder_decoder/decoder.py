@@ -210,7 +210,8 @@ class CrossDecoder(nn.Module):
         self.scale, self.offset = config.embedding_scale, config.position_offset
         self.embed_tokens = Embedding(config.vocab_size, size)
         assert config.num_positions is not None, "positions are learned"
-        self.embed_positions = Embedding(config.num_positions + config.position_offset, size)
+        num_positions = config.num_positions + config.position_offset
+        self.embed_positions: nn.Module = Embedding(num_positions, size)
         has_norm = config.has_embedding_norm
         self.layernorm_embedding = LayerNorm(size, config.norm_eps) if has_norm else None
         self.layers = nn.ModuleList(

@@ -251,12 +251,12 @@ The census compares `transformers_any`, which computes as the class does.
 
 ## Models that hear
 
-Like those below they have plugins of their own: Whisper, Moonshine, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
+Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
 
 | left out | why |
 |---|---|
 | Parakeet (CTC, RNNT, TDT), Nemotron 3.5 ASR | no decoder of words: frames are aligned, which the engine's steps do not do yet |
-| Granite Speech Plus, Moonshine Streaming | encoders or decoders of their own; no plugin yet |
+| Granite Speech Plus | not tried: transformers' feature extractor of it needs torchaudio |
 
 ## Models that give vectors or scores
 
