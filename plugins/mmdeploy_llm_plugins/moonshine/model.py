@@ -234,4 +234,5 @@ class MoonshineStreamingForConditionalGeneration(MoonshineForConditionalGenerati
         """See the class above."""
         states = super()._heard(samples, mask)
         states = states + self.pos_emb(torch.arange(len(states), device=states.device))
-        return states if self.proj is None else self.proj(states)
+        out: Tensor = states if self.proj is None else self.proj(states)
+        return out

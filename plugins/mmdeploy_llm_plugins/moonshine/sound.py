@@ -51,11 +51,12 @@ class MoonshineStreamingSounds(TransformersSounds):
     markers = ("<|audio|>",)
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        own = checkpoint.config.encoder_config
-        self._frame = round(own.sample_rate * own.frame_ms / 1000)  # samples
+        self._frame = frame_of(checkpoint.config)
         filled = {"padding": True, "pad_to_multiple_of": self._frame, "return_attention_mask": True}
         self.arguments = filled  # type: ignore[misc]  # the frames are this checkpoint's
         super().__init__(checkpoint, options)
+        self.most = longest_of(checkpoint.config) / self.rate
+        self.because = "this model has positions for (max_position_embeddings)"
 
     def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
         """Returns how many tokens the encoder makes of the frames."""
@@ -67,3 +68,14 @@ class MoonshineStreamingSounds(TransformersSounds):
         if len(content) < self._frame:
             return Prepared(tensors={}, text="")
         return super().prepare(content, settings)
+
+
+def frame_of(config: Any) -> int:
+    """Returns the samples of a frame of Moonshine Streaming."""
+    own = config.encoder_config
+    return int(own.sample_rate * own.frame_ms / 1000 + 0.5)
+
+
+def longest_of(config: Any) -> int:
+    """Returns the samples of the longest sound that has positions, of four frames each."""
+    return 4 * frame_of(config) * int(config.max_position_embeddings)

@@ -6,6 +6,8 @@ from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm_plugins.encoder_decoder.speech import RATE, Untimed
 
+from .sound import longest_of
+
 SECONDS = 30.0  # of the longest sounds that the published ones were trained on
 
 
@@ -16,6 +18,8 @@ class MoonshineSpeech(Untimed):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.rate = int(checkpoint.preprocessor.get("sampling_rate", RATE))
+        if hasattr(checkpoint.config, "encoder_config"):  # of Moonshine Streaming
+            self.seconds = min(SECONDS, longest_of(checkpoint.config) / self.rate)
 
     def prompt(self, language: str | None, task: str, before: str) -> str:
         """Returns an empty question. Raises RequestError for what the model cannot be asked."""

@@ -112,6 +112,19 @@ def test_streaming_answers_are_those_of_transformers(tiny_folder, options):
     assert [list(output.outputs.token_ids) for output in outputs] == expected
 
 
+def test_a_sound_without_positions_is_refused(tiny_folder):
+    """256 positions of four frames of 80 samples."""
+    sounds = [samples(0, seconds) for seconds in (5.12, 5.1201)]
+    prompts = [
+        {"prompt": "", "multimodal_data": {"audio": {"array": sound, "sampling_rate": RATE}}}
+        for sound in sounds
+    ]
+    with LLM(str(tiny_folder("moonshine_streaming")), dtype="float32", quiet=True) as llm:
+        taken, refused = llm.generate(prompts, SamplingParams(max_tokens=2), use_tqdm=False)
+    assert taken.is_ok
+    assert "max_position_embeddings" in refused.error_msg
+
+
 def test_an_odd_number_of_rotated_channels_is_refused(tiny_folder):
     """transformers rotates one more."""
     folder = tiny_folder("moonshine_streaming")
@@ -148,8 +161,10 @@ def test_shared_keys_are_refused(folder):
         build(SPEC, folder, config, torch.float32)
 
 
-def test_transcribe_takes_it(folder, tmp_path):
+@pytest.mark.parametrize("family", ["moonshine", "moonshine_streaming"])
+def test_transcribe_takes_it(tiny_folder, tmp_path, family):
     """A window is a line, since its answers have no times."""
+    folder = tiny_folder(family)
     content = (samples(0, 32.0)[:, None] * 32767).astype(np.int16)
     (tmp_path / "a.wav").write_bytes(wav16(content))
     command = ["transcribe", str(tmp_path / "a.wav"), "--model", str(folder)]
