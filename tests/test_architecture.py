@@ -78,6 +78,10 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.transformers_parts",
     ),
     "mmdeploy_llm_plugins.clip": ("mmdeploy_llm_plugins.transformers_parts",),
+    "mmdeploy_llm_plugins.canary": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.florence": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",

@@ -28,10 +28,12 @@ from mmdeploy_llm.hooks.objects.pixels import PixelKernels
 from mmdeploy_llm.hooks.objects.reading import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.hooks.objects.speech import (
     Heard,
+    HeardText,
     SpeechRules,
     Spoken,
     SpokenWord,
     Sureness,
+    TextRules,
     WordTimes,
 )
 from mmdeploy_llm.hooks.objects.store import (
@@ -83,6 +85,7 @@ __all__ = [
     "EncoderPrompts",
     "EngineInfo",
     "Heard",
+    "HeardText",
     "KVCache",
     "KindTable",
     "LogitsContext",
@@ -122,6 +125,7 @@ __all__ = [
     "StepLengths",
     "StepStats",
     "Sureness",
+    "TextRules",
     "ToolCall",
     "ToolParser",
     "ToolParserSpec",

@@ -351,7 +351,8 @@ def _fill_dummy(
     for name, param in sorted(model.named_parameters()):
         values = param.data if name not in shares else param.new_empty(whole[name])
         generator = torch.Generator(param.device).manual_seed(values.numel())
-        values.uniform_(-DUMMY_SCALE, DUMMY_SCALE, generator=generator)
+        least = 0.0 if name.endswith("running_var") else -DUMMY_SCALE  # a variance
+        values.uniform_(least, DUMMY_SCALE, generator=generator)
         if name in shares:
             param.data.copy_(shares[name].take(values))
 

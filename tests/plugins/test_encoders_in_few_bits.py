@@ -19,11 +19,14 @@ pytestmark = pytest.mark.full
 FAMILIES = (
     *(
         "blip",
+        "canary",
+        "cohere_asr",
         "florence2",
         "git",
         "kosmos2_5",
         "mllama",
         "moonshine",
+        "moonshine_streaming",
         "pix2struct",
         "pp_formulanet",
         "t5gemma2",

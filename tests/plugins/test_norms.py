@@ -9,12 +9,12 @@ from mmdeploy_llm.testing.models.base import factory_of
 from mmdeploy_llm.testing.tiny import families, family_of, tokenizer_of
 
 LAYER_NORMS = {  # families without an RMSNorm, or with transformers' own alone
-    *("bert", "blip", "bloom", "camembert", "clip", "cohere", "cohere2", "colmodernvbert"),
-    *("distilbert", "electra", "falcon", "florence2", "git", "gpt_neo", "gpt_neox", "gte"),
-    *("jais2", "jina_embeddings_v3", "modernbert", "moonshine", "mpnet", "mpt", "nemotron"),
-    *("nomic_bert", "olmo", "phi", "pp_formulanet", "roberta", "siglip", "siglip2"),
-    *("stablelm", "starcoder2", "vision_encoder_decoder", "whisper", "xlm_roberta"),
-    *("embedding_gemma2_text", "tipsv2"),
+    *("bert", "blip", "bloom", "camembert", "canary", "clip", "cohere", "cohere2", "cohere_asr"),
+    *("colmodernvbert", "distilbert", "electra", "embedding_gemma2_text", "falcon", "florence2"),
+    *("git", "gpt_neo", "gpt_neox", "gte", "jais2", "jina_embeddings_v3", "modernbert"),
+    *("moonshine", "moonshine_streaming", "mpnet", "mpt", "nemotron", "nomic_bert", "olmo", "phi"),
+    *("pp_formulanet", "roberta", "siglip", "siglip2", "stablelm", "starcoder2", "tipsv2"),
+    *("vision_encoder_decoder", "whisper", "xlm_roberta"),
 }
 FAMILIES = {name: spec for name, spec in families().items() if name not in LAYER_NORMS}
 QUICK = ("gemma4", "llama", "olmo2")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -18,12 +17,20 @@ from mmdeploy_llm.engine.desk.answerer import LoadedModel
 from mmdeploy_llm.engine.desk.ask import Ask
 from mmdeploy_llm.engine.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
-from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules, Spoken, Sureness, WordTimes
+from mmdeploy_llm.hooks import (
+    Heard,
+    MediaLimits,
+    SpeechRules,
+    Spoken,
+    TextRules,
+    WordTimes,
+)
 from mmdeploy_llm.media import SoundDecoder, read_beneath
 from mmdeploy_llm.media.sound.voice import FindsVoices, VoiceDetector
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.values.params import SamplingParams
 
+from .doubts import is_doubtful, is_poor, is_unspoken
 from .joining import Line, joined
 from .line_words import timed_words
 from .sources import Source
@@ -39,36 +46,6 @@ from .windows import (
 from .writing import DOUBT
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_COMPRESSED = 2.4  # bytes of a text that become one
-
-
-LEAST_LOGPROB = -1.0  # mean log-probability of words that are taken
-SURE_LOGPROB = -0.4  # of words beside which it does not count that silence is likely
-NO_SPEECH_AT_ALL = 0.8  # probability beyond which no answer is taken without a mark
-NO_SPEECH = 0.6  # probability beyond which an answer that is not sure either was said by nobody
-
-
-def is_poor(text: str, finish_reason: str | None, mean_logprob: float = 0.0) -> bool:
-    """Whether an answer was cut off, repeats itself, or is a guess."""
-    data = text.encode()
-    is_repeated = len(data) > MOST_COMPRESSED * len(zlib.compress(data))
-    return finish_reason == "length" or is_repeated or mean_logprob < LEAST_LOGPROB
-
-
-def is_doubtful(sure: Sureness) -> bool:
-    """Whether nobody may have said an answer that is not poor. Where a window begins within a word,
-    models hold it for no speech too, but are sure of what follows."""
-    is_guess = sure.no_speech > 0 and sure.mean_logprob < SURE_LOGPROB
-    return is_guess or sure.no_speech > NO_SPEECH_AT_ALL
-
-
-def is_unspoken(text: str, sure: Sureness) -> bool:
-    """Whether nobody said an answer: the model says so and is not sure of the words, or there are
-    none."""
-    is_guess = sure.no_speech > NO_SPEECH and sure.mean_logprob < LEAST_LOGPROB
-    return is_guess or not any(one.isalnum() for one in text)
-
-
 TASKS = ("transcribe", "translate")
 CHANNELS = ("mixed", "apart")
 OVERLAP = 5.0  # seconds that windows share, where nothing else is said
@@ -190,13 +167,13 @@ class _File:
     error: str | None = None
 
 
-def asked_of(rule: SpeechRules, wish: Wish) -> str:
+def asked_of(rule: SpeechRules, wish: Wish) -> str | Mapping[str, Any]:
     """Returns the prompt for each window. Raises RequestError for a language or task that the model
     does not know, ConfigError for times of words that it does not tell."""
     prompt = rule.prompt(wish.language, wish.task, wish.before)
     if not wish.word_timestamps and not is_aligned(rule):
         return prompt
-    if not isinstance(rule, WordTimes):
+    if not isinstance(rule, WordTimes) or not isinstance(prompt, str):
         raise ConfigError(
             "this model does not tell when a word is spoken; leave --word-timestamps out, or take "
             "a model that does"
@@ -232,6 +209,7 @@ class Transcriber:
         is_timed = self._has_words or self._is_aligned
         self._timed = rule if is_timed and isinstance(rule, WordTimes) else None
         self._temperatures = TEMPERATURES[: 1 if self._is_aligned else None]
+        self._texts = rule if isinstance(rule, TextRules) else None
         overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
         if 2 * overlap >= rule.seconds:
             raise ConfigError(
@@ -275,7 +253,7 @@ class Transcriber:
     def _asks_again(self, before: float) -> Iterator[Ask]:
         """Yields the asks whose answers were poor, at the temperature after `before`."""
         again, self._again = self._again, []
-        params = _params(TEMPERATURES[TEMPERATURES.index(before) + 1])
+        params = self._params(TEMPERATURES[TEMPERATURES.index(before) + 1])
         for ask in again:
             file, index, _ = ask.item
             file.again.add(index)
@@ -349,8 +327,22 @@ class Transcriber:
         """Returns the request for a window, from `first` seconds in it on."""
         # A copy: one that is asked for again would hold the samples of its whole file.
         sound = {"array": samples.copy(), "sampling_rate": self._rule.rate}
-        prompt: Prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
-        return Ask(prompt=prompt, params=_params(TEMPERATURES[0]), item=(file, index, first))
+        own = {"prompt": self._prompt} if isinstance(self._prompt, str) else self._prompt
+        prompt: Prompt = {**own, "multimodal_data": {"audio": sound}}
+        return Ask(prompt=prompt, params=self._params(TEMPERATURES[0]), item=(file, index, first))
+
+    def _params(self, temperature: float) -> SamplingParams:
+        """Returns how an answer is written. Log-probabilities of a conversation's tokens would need
+        the logits of all of them, and say nothing that is read."""
+        most = None if self._texts is None else self._texts.max_tokens
+        about_prompt = 1 if self._texts is None else None
+        return SamplingParams(
+            temperature=temperature,
+            seed=SEED,
+            logprobs=1,
+            prompt_logprobs=about_prompt,
+            max_tokens=most,
+        )
 
     def _take(self, answer: Answer, *, is_last: bool) -> None:
         """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
@@ -387,7 +379,10 @@ class Transcriber:
         """Reads an answer, with the words where they are wanted."""
         output, asked = answer.output, answer.ask.prompt
         if self._timed is None:
-            return self._rule.read(output.outputs.token_ids)
+            heard, ids = self._rule.read(output.outputs.token_ids), output.outputs.token_ids
+            if self._texts is None:
+                return heard
+            return replace(heard, language=self._texts.cleaned(self._decoded(ids)).language)
         sound: Any = asked
         seconds = len(sound["multimodal_data"]["audio"]["array"]) / self._rule.rate
         heard = self._timed.read_words(output, seconds, self._language, self._decoded)
@@ -504,15 +499,12 @@ class Transcriber:
         return window.first / rate, window.end / rate, found
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._decoded(ids).strip()
+        text = self._decoded(ids)
+        return (text if self._texts is None else self._texts.cleaned(text).words).strip()
 
     def _decoded(self, ids: Sequence[int]) -> str:
         text: str = self._llm.get_tokenizer().decode(list(ids), skip_special_tokens=True)
         return text
-
-
-def _params(temperature: float) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=SEED, logprobs=1, prompt_logprobs=1)
 
 
 def detector_of(

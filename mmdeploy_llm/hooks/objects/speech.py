@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from mmdeploy_llm.values.outputs.request_output import RequestOutput
 
@@ -61,8 +61,9 @@ class SpeechRules(Protocol):
     seconds: float
     rate: int
 
-    def prompt(self, language: str | None, task: str, before: str) -> str:
-        """Returns the prompt that asks for sentences with their times.
+    def prompt(self, language: str | None, task: str, before: str) -> str | Mapping[str, Any]:
+        """Returns the prompt that asks for sentences with their times: a text, or the fields of a
+        conversation, whose only part of a sound ({"type": "audio"}) is left open.
 
         language: by its code or English name; None: the model recognizes it. task: "transcribe", or
         "translate" to English. before: what was said before, or names to be spelled so. Raises
@@ -77,12 +78,34 @@ class SpeechRules(Protocol):
         likeliest token at each place of prompt and answer (logprobs=1, prompt_logprobs=1)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeardText:
+    """The words in the text of an answer. language: its code where the answer names it."""
+
+    words: str
+    language: str | None
+
+
+@runtime_checkable
+class TextRules(SpeechRules, Protocol):
+    """The rule of a family that chats: its answers are texts, in which more may stand than the
+    words. Their prompts' log-probabilities are not asked for.
+
+    max_tokens: of an answer; one that is cut off there counts as poor.
+    """
+
+    max_tokens: int
+
+    def cleaned(self, text: str) -> HeardText:
+        """Returns the words in the text of an answer."""
+
+
 @runtime_checkable
 class WordTimes(SpeechRules, Protocol):
     """The rule of a family whose answers tell when each word is spoken."""
 
     def with_words(self, prompt: str) -> str:
-        """Returns a prompt of `prompt` to whose answers `read_words` is applied. Raises
+        """Returns a prompt, a text of `prompt`, to whose answers `read_words` is applied. Raises
         RequestError for a checkpoint that does not tell it."""
 
     def read_words(

@@ -72,6 +72,8 @@ LEARNED_BUFFERS = {
     "output_max": 1.0,
     "expert_bias": 0.0,
     "e_score_correction_bias": 0.0,
+    "running_mean": 0.0,
+    "running_var": 1.0,
 }
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 28 * 28 * 64

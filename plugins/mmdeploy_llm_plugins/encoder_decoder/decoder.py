@@ -125,18 +125,19 @@ class SelfAttention(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.layer, self.shape = layer, (-1, config.num_heads, config.head_dim)
-        self.key_bias = config.key_bias
-        if config.key_bias:
+        self.is_merged = config.key_bias == config.bias
+        if self.is_merged:
             parts = {"q_proj": size, "k_proj": size, "v_proj": size}
-            self.qkv_proj = MergedLinear(size, parts, bias=True)
+            self.qkv_proj = MergedLinear(size, parts, bias=config.bias)
         else:
-            self.qv_proj = MergedLinear(size, {"q_proj": size, "v_proj": size}, bias=True)
-            self.k_proj = Linear(size, size)
-        self.out_proj = Linear(size, size, bias=True)
+            parts = {"q_proj": size, "v_proj": size}
+            self.qv_proj = MergedLinear(size, parts, bias=config.bias)
+            self.k_proj = Linear(size, size, bias=config.key_bias)
+        self.out_proj = Linear(size, size, bias=config.out_bias)
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
-        if self.key_bias:
+        if self.is_merged:
             q, k, v = self.qkv_proj(x).chunk(3, -1)
         else:
             q, v = self.qv_proj(x).chunk(2, -1)
@@ -209,7 +210,8 @@ class CrossDecoder(nn.Module):
         self.scale, self.offset = config.embedding_scale, config.position_offset
         self.embed_tokens = Embedding(config.vocab_size, size)
         assert config.num_positions is not None, "positions are learned"
-        self.embed_positions = Embedding(config.num_positions + config.position_offset, size)
+        num_positions = config.num_positions + config.position_offset
+        self.embed_positions: nn.Module = Embedding(num_positions, size)
         has_norm = config.has_embedding_norm
         self.layernorm_embedding = LayerNorm(size, config.norm_eps) if has_norm else None
         self.layers = nn.ModuleList(
@@ -221,7 +223,7 @@ class CrossDecoder(nn.Module):
         """Returns [T, hidden]."""
         x = self.embed_tokens(inputs.token_ids)
         x = x if self.scale == 1 else x * self.scale
-        x = x + self.embed_positions(inputs.positions + self.offset)
+        x = x + self.embed_positions(inputs.positions + self.offset).to(x.dtype)
         x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
         for layer in self.layers:
             x = layer(x, inputs)

@@ -18,6 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.moonshine.modeling_moonshine import MoonshineEncoder
+from transformers.models.moonshine_streaming.modeling_moonshine_streaming import (
+    MoonshineStreamingEncoder,
+)
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
@@ -44,6 +47,7 @@ from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
 
 NAMES = (
     (r"^model\.encoder\.", "encoder.inner."),
+    (r"^model\.decoder\.(pos_emb|proj)\.", r"\1."),
     (r"^model\.decoder\.", "decoder."),
     (r"^proj_out\.", "lm_head."),
     (r"^(decoder\.layers\.\d+\.mlp)\.fc2\.", r"\1.down_proj."),
@@ -127,26 +131,39 @@ def new_norm(size: int) -> LayerNorm:
 
 class MoonshineForConditionalGeneration(EncoderDecoderLM):
     """transformers' class of the same name. Raises ModelNotSupportedError for heads that share
-    keys: transformers' class has the queries of as many heads as there are keys."""
+    keys: transformers' class has the queries of as many heads as there are keys.
 
-    def __init__(self, config: Any) -> None:
-        heads, shared = config.decoder_num_attention_heads, config.decoder_num_key_value_heads
+    prefix: of the names of the decoder's fields in the config.
+    """
+
+    def __init__(self, config: Any, prefix: str = "decoder_") -> None:
+        heads, num_layers, activation = (
+            getattr(config, f"{prefix}{name}")
+            for name in ("num_attention_heads", "num_hidden_layers", "hidden_act")
+        )
+        shared = getattr(config, f"{prefix}num_key_value_heads", heads)
         if heads != shared:
             raise ModelNotSupportedError(
-                f"decoder_num_key_value_heads {shared} of this moonshine model is not supported, "
+                f"{prefix}num_key_value_heads {shared} of this moonshine model is not supported, "
                 f"only as many as there are heads, {heads}"
             )
         size = config.hidden_size
+        part = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        if int(size // heads * part) % 2:
+            raise ModelNotSupportedError(
+                f"partial_rotary_factor {part} of this moonshine model rotates an odd number of "
+                f"the {size // heads} channels of a head, which is not supported"
+            )
         own = CrossDecoderConfig(
             vocab_size=config.vocab_size,
             hidden_size=size,
             intermediate_size=config.intermediate_size,
-            num_layers=config.decoder_num_hidden_layers,
+            num_layers=num_layers,
             num_heads=heads,
             encoder_size=size,
             encoder_positions=0,
             num_positions=config.max_position_embeddings,
-            activation=config.decoder_hidden_act,
+            activation=activation,
             bias=config.attention_bias,
             key_bias=config.attention_bias,
             out_bias=False,
@@ -155,11 +172,15 @@ class MoonshineForConditionalGeneration(EncoderDecoderLM):
         rotary = rotary_config(config, is_interleaved=True)
         super().__init__(own, partial(MoonshineDecoder, rotary=rotary))
         self.cross = replace(self.cross, longest=None)  # sounds have any length
-        # A copy: its layers write the number of their heads into it.
-        self.encoder = TransformersTower(copy.deepcopy(config), MoonshineEncoder)
+        self.add_encoder(config)
         copies = (r"^proj_out\.",) if config.tie_word_embeddings else ()
         self.weight_map = WeightMap(self, renames=NAMES, ignored=copies)
         self._inner = config.intermediate_size
+
+    def add_encoder(self, config: Any) -> None:
+        """Adds transformers' encoder."""
+        # A copy: its layers write the number of their heads into it.
+        self.encoder = TransformersTower(copy.deepcopy(config), MoonshineEncoder)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See hooks.Model. The checkpoint has the rows of `up` before those of `gate`."""
@@ -176,9 +197,42 @@ class MoonshineForConditionalGeneration(EncoderDecoderLM):
     def encode(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Runs the encoder for one sound after the other: a norm reads all of a sound."""
         device = self.decoder.embed_tokens.weight.device
-        return [self._heard(item.tensors["input_values"].to(device)) for item in items]
+        return [
+            self._heard(*(tensor.to(device) for tensor in item.tensors.values())) for item in items
+        ]
 
-    def _heard(self, samples: Tensor) -> Tensor:
-        """Returns the encoder's output of samples [1, N], [L, hidden]."""
-        out: Tensor = self.encoder.inner(samples.to(self.encoder.dtype)).last_hidden_state[0]
+    def _heard(self, samples: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the encoder's output of samples [1, N], [L, hidden]. mask: of these, True where
+        they are no padding, [1, N]; None: of a family without one."""
+        given = {} if mask is None else {"attention_mask": mask}
+        found: Tensor = self.encoder.inner(samples.to(self.encoder.dtype), **given)[0][0]
+        return found
+
+
+class MoonshineStreamingForConditionalGeneration(MoonshineForConditionalGeneration):
+    """transformers' class of the same name: the encoder reads frames, and each layer of it a window
+    of them; its output has learned positions. Raises ModelNotSupportedError for heads of another
+    size than divides the hidden size."""
+
+    def __init__(self, config: Any) -> None:
+        if config.head_dim * config.num_attention_heads != config.hidden_size:
+            raise ModelNotSupportedError(
+                f"head_dim {config.head_dim} of this moonshine model is not supported, only "
+                f"hidden_size {config.hidden_size} / {config.num_attention_heads} heads"
+            )
+        super().__init__(config, "")
+
+    def add_encoder(self, config: Any) -> None:
+        """Adds transformers' encoder, and what the decoder has for its output."""
+        own = config.encoder_config
+        self.encoder = TransformersTower(own, MoonshineStreamingEncoder)
+        self.pos_emb = Embedding(config.max_position_embeddings, own.hidden_size)
+        is_equal = own.hidden_size == config.hidden_size
+        self.proj = None if is_equal else Linear(own.hidden_size, config.hidden_size)
+
+    def _heard(self, samples: Tensor, mask: Tensor | None = None) -> Tensor:
+        """See the class above."""
+        states = super()._heard(samples, mask)
+        states = states + self.pos_emb(torch.arange(len(states), device=states.device))
+        out: Tensor = states if self.proj is None else self.proj(states)
         return out

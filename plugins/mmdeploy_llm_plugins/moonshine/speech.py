@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, Sureness
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm_plugins.encoder_decoder.speech import RATE, Untimed
 
-RATE = 16_000  # samples per second, unless a checkpoint says more
+from .sound import longest_of
+
 SECONDS = 30.0  # of the longest sounds that the published ones were trained on
 
 
-class MoonshineSpeech:
+class MoonshineSpeech(Untimed):
     """See hooks.SpeechRules."""
 
     seconds = SECONDS
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.rate = int(checkpoint.preprocessor.get("sampling_rate", RATE))
+        if hasattr(checkpoint.config, "encoder_config"):  # of Moonshine Streaming
+            self.seconds = min(SECONDS, longest_of(checkpoint.config) / self.rate)
 
     def prompt(self, language: str | None, task: str, before: str) -> str:
         """Returns an empty question. Raises RequestError for what the model cannot be asked."""
@@ -32,15 +33,3 @@ class MoonshineSpeech:
         if before:
             raise RequestError("a moonshine model reads no words before a sound; leave them out")
         return " "
-
-    def read(self, ids: Sequence[int]) -> Heard:
-        """Returns all words as one sentence, whose end the answer does not say."""
-        spoken = (Spoken(start=0.0, end=None, ids=tuple(ids)),) if ids else ()
-        return Heard(language=None, spoken=spoken)
-
-    def sureness(self, output: Any) -> Sureness:
-        """See hooks.SpeechRules. No token says that nobody speaks."""
-        own = output.outputs
-        entries = zip(own.token_ids, own.logprobs or (), strict=False)
-        found = [entry[token].logprob for token, entry in entries]
-        return Sureness(no_speech=0.0, mean_logprob=sum(found) / len(found) if found else 0.0)

@@ -1,8 +1,9 @@
-"""A tiny checkpoint of Moonshine."""
+"""Tiny checkpoints of Moonshine and Moonshine Streaming."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,9 +45,42 @@ def _moonshine(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     return transformers.MoonshineConfig(**fields)
 
 
+def _streaming(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = {
+        "vocab_size": VOCAB_SIZE + len(LAST),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5000.0,
+            "partial_rotary_factor": 0.75,
+        },
+        "encoder_config": {
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "sample_rate": 8000,  # for frames of 80 samples, as of transformers' processor
+            "frame_ms": 10.0,
+            "sliding_windows": [[8, 2], [6, 0], [4, 3]],
+        },
+        "bos_token_id": START,
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "decoder_start_token_id": START,
+        **options,
+    }
+    return transformers.MoonshineStreamingConfig(**fields)
+
+
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     (span,) = media
-    return {"input_values": span.item.tensors["input_values"], "decoder_input_ids": ids}
+    return {**span.item.tensors, "decoder_input_ids": ids}
 
 
 def _prompt(
@@ -56,12 +90,15 @@ def _prompt(
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (30,), generator=generator)
     count = NUM_SAMPLES + 1000 * (seed % 5)
-    item = MediaInput(
-        kind="audio",
-        tensors={"input_values": 0.1 * torch.randn(1, count, generator=generator)},
-        num_tokens=tokens_of(count),
-        key=f"moonshine-{seed}",
-    )
+    num_tokens = tokens_of(count)
+    tensors = {"input_values": 0.1 * torch.randn(1, count, generator=generator)}
+    own = getattr(config, "encoder_config", None)
+    if own is not None:
+        frame = round(own.sample_rate * own.frame_ms / 1000)
+        tensors["input_values"] = tensors["input_values"][:, : count // frame * frame]
+        tensors["attention_mask"] = torch.ones_like(tensors["input_values"], dtype=torch.int32)
+        num_tokens = ((count // frame - 1) // 2) // 2 + 1
+    item = MediaInput(kind="audio", tensors=tensors, num_tokens=num_tokens, key=f"moonshine-{seed}")
     return [START, *words.tolist()], [MediaSpan(offset=0, item=item, rows=())]
 
 
@@ -83,4 +120,9 @@ MOONSHINE = Family(
         }
     },
     media=MediaForm(inputs=_inputs, prompt=_prompt),
+)
+MOONSHINE_STREAMING = replace(
+    MOONSHINE,
+    architecture="MoonshineStreamingForConditionalGeneration",
+    make_config=_streaming,
 )

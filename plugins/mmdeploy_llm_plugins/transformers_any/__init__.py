@@ -22,6 +22,8 @@ BLIP2 = ("Blip2ForConditionalGeneration",)
 BY_QUERIES = ("InstructBlipForConditionalGeneration",)
 BY_FRAMES = ("InstructBlipVideoForConditionalGeneration",)
 KOSMOS = ("Kosmos2ForConditionalGeneration",)
+# They hear, and transcribe as speech.py asks them.
+HEARING = ("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "OmniASR", "Qwen3ASR", "Voxtral")
 
 ANY = ModelSpec(
     name="transformers_any",
@@ -71,6 +73,16 @@ ANY_BEFORE = tuple(
         ("kosmos", KOSMOS, "KosmosPrompts", "image", "An image of"),
     )
 )
+ANY_HEARING = tuple(
+    replace(
+        ANY,
+        name=f"transformers_any_{name.lower()}",
+        architectures=(f"{name}ForConditionalGeneration",),
+        media=("audio",),
+        speech=f"mmdeploy_llm_plugins.transformers_any.speech:{name}Speech",
+    )
+    for name in HEARING
+)
 
 
 def _names_of(kind: str) -> tuple[str, ...]:
@@ -96,7 +108,7 @@ SOUNDS = MediaProcessorSpec(
     name="transformers_any-audio",
     kind="audio",
     factory="mmdeploy_llm_plugins.transformers_media.sound.processor:AnyAudioProcessor",
-    models=(ANY.name, ANY_ATOMIC.name, ANY_PREFIX.name),
+    models=(ANY.name, ANY_ATOMIC.name, ANY_PREFIX.name, *(spec.name for spec in ANY_HEARING)),
     priority=PRIORITY,
 )
 
@@ -104,8 +116,9 @@ SOUNDS = MediaProcessorSpec(
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns one spec for all models, those for models whose images are atomic, one for those with
-    a draft layer, and those of models whose picture or video stands before a prompt."""
-    return (ANY, ANY_ATOMIC, ANY_PREFIX, ANY_DRAFTING, *ANY_BEFORE)
+    a draft layer, those of models whose picture or video stands before a prompt, and those that
+    transcribe."""
+    return (ANY, ANY_ATOMIC, ANY_PREFIX, ANY_DRAFTING, *ANY_BEFORE, *ANY_HEARING)
 
 
 @hookimpl

@@ -13,9 +13,10 @@ import av
 import numpy as np
 import pytest
 
+from mmdeploy_llm.batch.speech.doubts import is_poor
 from mmdeploy_llm.batch.speech.joining import Line, joined
 from mmdeploy_llm.batch.speech.plan import plan as plan_of
-from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish, is_poor
+from mmdeploy_llm.batch.speech.run import Transcriber, Transcript, Wish
 from mmdeploy_llm.batch.speech.sources import Source, Sources, digest_of_file
 from mmdeploy_llm.batch.speech.windows import windows_of
 from mmdeploy_llm.batch.speech.writing import FORMATS, read_formats, write

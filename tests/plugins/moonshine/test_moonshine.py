@@ -20,8 +20,8 @@ from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.media.sound_files import wav16
 
-(SPEC,) = moonshine.provide_models()
-(SOUNDS,) = moonshine.provide_media_processors()
+SPEC, STREAMING = moonshine.provide_models()
+SOUNDS, STREAMING_SOUNDS = moonshine.provide_media_processors()
 RATE = 16000
 
 
@@ -34,6 +34,17 @@ class TestModel(ModelConformance):
 @pytest.mark.full
 class TestSounds(MediaProcessorConformance):
     spec = SOUNDS
+
+
+@pytest.mark.full
+class TestStreaming(ModelConformance):
+    spec = STREAMING
+    family = "moonshine_streaming"
+
+
+@pytest.mark.full
+class TestStreamingSounds(MediaProcessorConformance):
+    spec = STREAMING_SOUNDS
 
 
 def samples(seed, seconds):
@@ -66,6 +77,71 @@ def test_answers_are_those_of_transformers(tiny_folder, has_bias):
     assert [list(output.outputs.token_ids) for output in outputs] == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_bias": True, "hidden_act": "gelu"},
+        {"hidden_size": 48, "tie_word_embeddings": True},  # as the encoder: no projection
+    ],
+)
+def test_streaming_answers_are_those_of_transformers(tiny_folder, options):
+    """Each sound is filled to whole frames, as by transformers' processor, and has a mask, without
+    which transformers' encoder would have no windows."""
+    folder = tiny_folder("moonshine_streaming", **options)
+    sounds = [samples(seed, seconds) for seed, seconds in enumerate((0.5, 2.0, 1.2503, 3.1))]
+    extractor = transformers.Wav2Vec2FeatureExtractor.from_pretrained(folder)
+    base = transformers.MoonshineStreamingForConditionalGeneration
+    model, expected = base.from_pretrained(folder).eval(), []
+    for sound in sounds:
+        given = extractor(
+            sound,
+            sampling_rate=RATE,
+            return_tensors="pt",
+            padding=True,
+            pad_to_multiple_of=80,
+            return_attention_mask=True,
+        )
+        expected.append(model.generate(**given, max_length=21)[0, 1:].tolist())
+    prompts = [
+        {"prompt": "", "multimodal_data": {"audio": {"array": sound, "sampling_rate": RATE}}}
+        for sound in sounds
+    ]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    with LLM(str(folder), dtype="float32", quiet=True) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False, on_error="raise")
+    assert [list(output.outputs.token_ids) for output in outputs] == expected
+
+
+def test_a_sound_without_positions_is_refused(tiny_folder):
+    """256 positions of four frames of 80 samples."""
+    sounds = [samples(0, seconds) for seconds in (5.12, 5.1201)]
+    prompts = [
+        {"prompt": "", "multimodal_data": {"audio": {"array": sound, "sampling_rate": RATE}}}
+        for sound in sounds
+    ]
+    with LLM(str(tiny_folder("moonshine_streaming")), dtype="float32", quiet=True) as llm:
+        taken, refused = llm.generate(prompts, SamplingParams(max_tokens=2), use_tqdm=False)
+    assert taken.is_ok
+    assert "max_position_embeddings" in refused.error_msg
+
+
+def test_an_odd_number_of_rotated_channels_is_refused(tiny_folder):
+    """transformers rotates one more."""
+    folder = tiny_folder("moonshine_streaming")
+    config = read_checkpoint(folder).config
+    config.rope_parameters["partial_rotary_factor"] = 0.8  # of 32 channels
+    with pytest.raises(ModelNotSupportedError, match=r"partial_rotary_factor 0\.8"):
+        build(STREAMING, folder, config, torch.float32)
+
+
+def test_streaming_heads_of_another_size_are_refused(tiny_folder):
+    folder = tiny_folder("moonshine_streaming")
+    config = read_checkpoint(folder).config
+    config.head_dim = 16
+    with pytest.raises(ModelNotSupportedError, match="head_dim 16"):
+        build(STREAMING, folder, config, torch.float32)
+
+
 @pytest.mark.parametrize("count", [0, 1, 126, 127, 510, 511, 894, 895, 896, 1000, 16000, 31999])
 def test_the_number_of_tokens_is_that_of_the_convolutions(count):
     kernels = ((127, 64), (7, 3), (3, 2))
@@ -85,8 +161,10 @@ def test_shared_keys_are_refused(folder):
         build(SPEC, folder, config, torch.float32)
 
 
-def test_transcribe_takes_it(folder, tmp_path):
+@pytest.mark.parametrize("family", ["moonshine", "moonshine_streaming"])
+def test_transcribe_takes_it(tiny_folder, tmp_path, family):
     """A window is a line, since its answers have no times."""
+    folder = tiny_folder(family)
     content = (samples(0, 32.0)[:, None] * 32767).astype(np.int16)
     (tmp_path / "a.wav").write_bytes(wav16(content))
     command = ["transcribe", str(tmp_path / "a.wav"), "--model", str(folder)]

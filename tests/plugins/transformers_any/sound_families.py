@@ -141,7 +141,7 @@ FAMILIES = {
         voxtral,
         WHISPER,
         {"processor_class": "VoxtralProcessor"},
-        ("[AUDIO]", "[BEGIN_AUDIO]"),
+        ("[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]"),
     ),
     "granite_speech": family(
         "GraniteSpeechForConditionalGeneration",
