@@ -66,9 +66,9 @@ def round_window(
     found, error, nearest = [], 0.0, 0.0
     for number, (site, weight) in enumerate(zip(sites, weights, strict=True)):
         column, row = columns[number], rows[number]
-        own = weight * row[:, None]
-        rounded = round_by_factor(own, factors[number], site.scheme, column)
-        rounded = refined(own, rounded, moments[number], site.scheme, column)
+        scaled = weight * row[:, None]
+        rounded = round_by_factor(scaled, factors[number], site.scheme, column)
+        rounded = refined(scaled, rounded, moments[number], site.scheme, column)
         error += output_error(weight, rounded, moments[number], column, row)
         plain = round_groups(weight, site.scheme)
         nearest += output_error(weight, plain, moments[number])

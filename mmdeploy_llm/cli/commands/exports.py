@@ -72,8 +72,8 @@ Outcomes = Annotated[
     str | None,
     typer.Option(
         metavar="WORDS",
-        help="Only records of these outcomes: ok, truncated, malformed, repetition, empty, failed; with "
-        "commas.  [default: all]",
+        help="Only records of these outcomes: ok, truncated, malformed, repetition, empty, "
+        "failed; with commas.  [default: all]",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]

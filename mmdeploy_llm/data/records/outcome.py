@@ -81,8 +81,8 @@ def phrase_loop(text: str) -> str | None:
 
 
 def fault_of(text: str) -> str | None:
-    """Says why a text that the model ended is no whole answer: a tag that nothing has opened or
-    closed, a special token, or an end within a sentence of one that has several; None for others."""
+    """Says why a text that the model ended is no whole answer: a tag that nothing opens or closes,
+    a special token, or an end within a sentence where there are several; None for others."""
     opened: list[str] = []
     for tag in TAG.finditer(text):
         if tag[2] is None:
