@@ -79,8 +79,7 @@ def run_and_report(
     for line in after(summary):
         typer.echo(printable(line))
     what = "captions:" if is_caption else "vectors: " if has_vectors else "results: "
-    places = f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")
-    typer.echo(printable(places))
+    typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     if fault is not None:
         raise fault
     end_with_exit_code(summary)
