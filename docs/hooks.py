@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import chinese  # noqa: E402
 import chinese_site  # noqa: E402
 import option_tables  # noqa: E402
-import speed_table  # noqa: E402
+import speed_chart  # noqa: E402
 import surface_pages  # noqa: E402
 
 PAGES = {  # page of the site -> file of the repository
@@ -187,12 +187,12 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def write() -> None:
-    """Writes the tables of options and speeds anew, and code blocks and tables of the Chinese
+    """Writes the tables of options and the chart of speeds anew, and code blocks and tables of the Chinese
     pages."""
     for page in option_tables.PAGES:
         rewrite(ROOT / "docs" / page, option_tables.fill)
-    for page in ("README.md", "README.zh.md"):
-        rewrite(ROOT / page, speed_table.fill)
+    ratios = speed_chart.read_ratios(speed_chart.RESULTS.read_text(encoding="utf-8"))
+    speed_chart.CHART.write_text(speed_chart.chart(ratios), encoding="utf-8")
     for origin in Site().origins:
         if origin.endswith(chinese.ENDING):
             original = (ROOT / chinese.english(origin)).read_text(encoding="utf-8")

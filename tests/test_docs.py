@@ -31,20 +31,21 @@ def test_the_front_page_is_short(hooks):
     assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
-def test_the_tables_of_speed_are_those_of_the_results(hooks):
-    for page in ("README.md", "README.zh.md"):
-        text = (hooks.ROOT / page).read_text(encoding="utf-8")
-        assert hooks.speed_table.fill(text) == text, "run: python docs/hooks.py"
-        assert len(re.findall(r"\| \d\.\d\d", text)) > 40
-
-
-def test_a_figure_of_the_results_is_on_the_front_page(hooks):
-    results = hooks.speed_table.RESULTS.read_text(encoding="utf-8")
+def test_the_chart_of_speed_is_that_of_the_results(hooks):
+    chart = hooks.speed_chart
+    results = chart.RESULTS.read_text(encoding="utf-8")
+    drawn = chart.chart(chart.read_ratios(results))
+    assert chart.CHART.read_text(encoding="utf-8") == drawn, "run: python docs/hooks.py"
     row = "| 16 images | 8 bits | 0.385 images/s | 2.22 |  |  | 2026-11-25 |"
     assert row in results
-    ratios = hooks.speed_table.read_ratios(results.replace(row, row.replace("2.22", "9.87")))
-    table = hooks.speed_table.table(ratios, "Chinese")
-    assert "| 16 张图片 | 8 位 | 9.87 |" in table
+    other = chart.chart(chart.read_ratios(results.replace(row, row.replace("2.22", "4.87"))))
+    assert ">2.22<" in drawn
+    assert ">4.87<" not in drawn
+    assert ">4.87<" in other
+    ratios = [float(found) for found in re.findall(r">(\d\.\d\d)<", drawn)]
+    assert len(ratios) == 21
+    page = (hooks.ROOT / "README.md").read_text()
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in page
 
 
 def test_every_option_is_in_exactly_one_table(hooks):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mmdeploy_llm.cli.options.missing import check_model
+from mmdeploy_llm.cli.options.suggested import is_demonstration, note_of
 from mmdeploy_llm.cli.terminal.letters import printable
 from mmdeploy_llm.data.files.counting import files_so_far
 from mmdeploy_llm.media.budgets.photo import telling_the_cost
@@ -29,17 +30,25 @@ def say_what_starts(model: str) -> None:
 
 
 def say_what_runs(
-    model: str, paths: Iterable[str], places: Iterable[str], *, is_checked: bool
+    model: str,
+    paths: Iterable[str],
+    places: Iterable[str],
+    *,
+    is_checked: bool,
+    tells_limits: bool = True,
 ) -> None:
     """Says which model starts with how many files, and where the results go: the first line of a
     run. A terminal has it at once, a file or a pipe once the options are checked, so that an error
     in them is the only line. paths: files, folders and names of other inputs. places: names of the
-    outputs. is_checked: whether the options are."""
+    outputs. is_checked: whether the options are. tells_limits: whether to add what a demonstration
+    does not know."""
     if sys.stderr is None or sys.stderr.isatty() == is_checked:
         return
     found, where = files_so_far(paths), " and ".join(places)
     line = f"starting {model}" + (f" with {found}" if found else "")
     typer.echo(printable(line + (f"; results go to {where}" if where else " ...")), err=True)
+    if tells_limits and is_demonstration(model):
+        typer.echo(note_of(model), err=True)
 
 
 def open_llm(model: str, options: Mapping[str, Any]) -> AbstractContextManager[LLM]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mmdeploy_llm.cli.options.suggested import is_demonstration, limits_of
 from mmdeploy_llm.cli.terminal.interrupts import interrupted_code
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
@@ -45,20 +46,12 @@ def run_and_report(
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. options:
     of LLM(). page: name of the report, if one is wanted. after: see After."""
     from mmdeploy_llm.batch.job import run_batch
-    from mmdeploy_llm.batch.report.whole import ReportOptions, RunReport
     from mmdeploy_llm.cli.terminal import output as terminal
     from mmdeploy_llm.cli.terminal.letters import printable
     from mmdeploy_llm.data.records.files import OutputLostError, OutputWriteError
 
     model = desk.model.model
-    report = None
-    if page is not None:
-        shown = ReportOptions(
-            model=model, about=options, is_caption=is_caption, live_port=desk.shown.port
-        )
-        report = RunReport(job, Path(page), previews_of(model, options), shown)
-        if report.url is not None:
-            typer.echo(f"the report, while the run goes on: {report.url}", err=True)
+    report = None if page is None else _report_of(job, desk, options, page, is_caption=is_caption)
     run = partial(run_batch, job) if report is None else report.run
     try:
         summary = run(lambda: open_answerer(model, options, desk.effort.ray))
@@ -80,9 +73,31 @@ def run_and_report(
         typer.echo(printable(line))
     what = "captions:" if is_caption else "vectors: " if has_vectors else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
+    if is_demonstration(model):
+        typer.echo(limits_of(model))
     if fault is not None:
         raise fault
     end_with_exit_code(summary)
+
+
+def _report_of(
+    job: BatchJob, desk: RunDesk, options: Mapping[str, Any], page: str, *, is_caption: bool
+) -> RunReport:
+    """Returns the report of a run, and says where it is served meanwhile."""
+    from mmdeploy_llm.batch.report.whole import ReportOptions, RunReport
+
+    model = desk.model.model
+    limits = {"note": limits_of(model)} if is_demonstration(model) else {}
+    shown = ReportOptions(
+        model=model,
+        about={**limits, **options},
+        is_caption=is_caption,
+        live_port=desk.shown.port,
+    )
+    report = RunReport(job, Path(page), previews_of(model, options), shown)
+    if report.url is not None:
+        typer.echo(f"the report, while the run goes on: {report.url}", err=True)
+    return report
 
 
 def _write(report: RunReport, summary: BatchSummary) -> Exception | None:

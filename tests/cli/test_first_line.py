@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.cli.options.suggested import suggested, suggestions
 from mmdeploy_llm.data.files.counting import files_so_far
+from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.testing.tiny import write_tiny
 
 HEAVY = ("torch", "transformers")
@@ -67,6 +69,26 @@ def test_it_is_written_before_torch_is_imported(folder, words, line, is_terminal
     found, heavy = first_line(folder, *words, is_terminal=is_terminal)
     assert found.splitlines()[0] == line
     assert heavy == []
+
+
+def test_a_demonstration_says_what_it_knows_and_names_others(monkeypatch, folder):
+    done = run(monkeypatch, folder, "caption", "photos/a.png", "--no-thinking")
+    assert "it knows drawings of coloured shapes, not photos" in done.stderr
+    assert done.stderr.count("  --model ") == len(suggested(free_ram()))
+    assert done.stdout.splitlines()[-1].startswith("shapes-vl is a demonstration")
+    assert "shapes-vl is a demonstration" in (folder / "captions.html").read_text()
+    write_tiny("siglip2", folder / "model")
+    done = run(monkeypatch, folder, "embed", "photos", "--model", "model", "--output", "v.jsonl")
+    assert "demonstration" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "names"), [(1, 1), (2, 1), (6, 2), (11, 3), (20, 3), (1000, 3)]
+)
+def test_models_that_fit_are_named(gigabytes, names):
+    found = suggested(gigabytes * 10**9)
+    assert len(found) == names
+    assert found == suggestions()[:1] or all(own.gigabytes <= gigabytes for own in found)
 
 
 def test_files_are_counted_as_long_as_a_first_line_may_take(folder):

@@ -146,10 +146,13 @@ def say_what_runs(
     page: str | None,
     *,
     is_checked: bool = False,
+    tells_limits: bool = True,
 ) -> None:
     """Says what starts, see engines.say_what_runs; an estimate writes no results."""
     places = () if desk.estimate.estimate is not None else filter(None, (output, page))
-    engines.say_what_runs(desk.model.model, paths, places, is_checked=is_checked)
+    engines.say_what_runs(
+        desk.model.model, paths, places, is_checked=is_checked, tells_limits=tells_limits
+    )
 
 
 def is_medium(ctx: typer.Context, path: str) -> bool:

@@ -13,9 +13,9 @@ from mmdeploy_llm.cli.options.missing import check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.reading import ReadOptions
 from mmdeploy_llm.cli.options.selection import listed_files
+from mmdeploy_llm.cli.options.suggested import is_demonstration
 from mmdeploy_llm.cli.running import show_estimate
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.values.options.model_names import bundled_models
 
 from .batches import batch_settings, of_shard, say_what_runs, start
 
@@ -55,11 +55,11 @@ def read(
     if not paths:
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
     check_media(paths)
-    if desk.model.model in bundled_models():
+    if is_demonstration(desk.model.model):
         typer.echo(NOT_READING.format(desk.model.model), err=True)
     report = desk.shown.report
     desk, output, page = of_shard(desk, output, None if report is None else str(report))
-    say = partial(say_what_runs, desk, paths, output, page)
+    say = partial(say_what_runs, desk, paths, output, page, tells_limits=False)
     say()
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.documents.reading.arguments import read_arguments
