@@ -3,6 +3,7 @@
 tests/system/test_documents.py runs its code blocks."""
 
 import re
+import tomllib
 from dataclasses import MISSING, fields
 
 import pytest
@@ -46,6 +47,17 @@ def test_the_chart_of_speed_is_that_of_the_results(hooks):
     assert len(ratios) == 21
     page = (hooks.ROOT / "README.md").read_text()
     assert f"{min(ratios):.1f} to {max(ratios):.1f} times as fast" in page
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/install.zh.md"])
+def test_every_extra_of_users_is_explained(hooks, page):
+    text = (hooks.ROOT / page).read_text()
+    cells = re.findall(r"^\| (`.*?) \| ", text.partition("|---|---|")[2], re.MULTILINE)
+    named = re.findall(r"`(\w+)`", " ".join(cells))
+    extras = tomllib.loads((hooks.ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {*extras["optional-dependencies"]} - {"docs", "release", "dev", "corpora"}
+    assert sorted(named) == sorted(wanted)
+    assert "`corpora`" in text
 
 
 def test_every_option_is_in_exactly_one_table(hooks):
