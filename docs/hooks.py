@@ -187,8 +187,8 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def write() -> None:
-    """Writes the tables of options and the chart of speeds anew, and code blocks and tables of the Chinese
-    pages."""
+    """Writes the tables of options and the chart of speeds anew, and code blocks and tables of the
+    Chinese pages."""
     for page in option_tables.PAGES:
         rewrite(ROOT / "docs" / page, option_tables.fill)
     ratios = speed_chart.read_ratios(speed_chart.RESULTS.read_text(encoding="utf-8"))
