@@ -1,5 +1,9 @@
 """--help fits two screens and begins with examples; an option is given once."""
 
+import subprocess
+import sys
+from importlib.metadata import version
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -99,3 +103,10 @@ def test_what_may_be_repeated_and_flags_that_say_the_same_pass(tmp_path, monkeyp
 
 def test_completion_is_installed_by_an_option():
     assert any("--install-completion" in line for line in shown("--help"))
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "mmdeploy_llm", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"{version('mmdeploy-llm')}\n")

@@ -1,0 +1,5 @@
+"""`python -m mmdeploy_llm` is the program mmdeploy-llm."""
+
+from mmdeploy_llm.cli import main
+
+main()
