@@ -38,7 +38,7 @@ LAYERS = (
 # Modules at the root, which plugins import: as low as values, with which they make one layer.
 NOUNS = ("errors", "messages", "request", "forward", "caches")
 RANK = {name: rank for rank, name in enumerate(LAYERS)} | dict.fromkeys(NOUNS, 0)
-RANK["__main__"] = RANK["cli"]  # `python -m mmdeploy_llm`
+RANK["__main__"] = len(LAYERS)  # `python -m mmdeploy_llm`
 # Inside the engine: the rooms never import each other, and only what comes later knows them all.
 ROOMS = ("intake", "schedule", "runner", "delivery")
 INSIDE = "mmdeploy_llm.engine."
