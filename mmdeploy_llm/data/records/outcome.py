@@ -15,6 +15,7 @@ text that keeps its constraint (`guided_decoding`) is an answer; so is a text of
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -69,6 +70,8 @@ def phrase_loop(text: str) -> str | None:
     if (same := LETTERS.search(text)) is not None:
         return f"{same[1]!r} repeats without a break"
     words = WORD.findall(text.lower())
+    if max(Counter(words).values(), default=0) < FEWEST_PHRASES:  # as in most texts
+        return None
     for period in range(1, MAX_WORDS + 1):
         run = 0
         for place in range(period, len(words)):
