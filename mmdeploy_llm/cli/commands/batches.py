@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mmdeploy_llm.cli import engines
+from mmdeploy_llm.cli.engines import say_what_runs
 from mmdeploy_llm.cli.options.columns import ColumnChoices
 from mmdeploy_llm.cli.options.groups import is_given, with_groups
 from mmdeploy_llm.cli.options.job_file import save_job
@@ -70,7 +70,7 @@ def caption(
     given = files_of(desk, *(paths or []))
     check_media(given)
     desk, output, page = named(desk, output, page_beside(output))
-    say = partial(say_what_runs, desk, given, output, page)
+    say = partial(say_run_of, desk, given, output, page)
     say()  # before the options of the engine are imported
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
     from mmdeploy_llm.batch.job import open_output, plan_source
@@ -119,7 +119,7 @@ def run_input(
     check_corpus(input)
     desk, output, page = named(desk, output, None)
     named_inputs = files_of(desk, *paths) if input is None else [input]
-    say = partial(say_what_runs, desk, named_inputs, output, page)
+    say = partial(say_run_of, desk, named_inputs, output, page)
     say()
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
     from mmdeploy_llm.batch.job import open_output, plan_batch, plan_source, source_of
@@ -139,7 +139,7 @@ def run_input(
     start(ctx, job, desk, options, page, after=after)
 
 
-def say_what_runs(
+def say_run_of(
     desk: EstimateDesk,
     paths: Iterable[str],
     output: str,
@@ -148,11 +148,9 @@ def say_what_runs(
     is_checked: bool = False,
     tells_limits: bool = True,
 ) -> None:
-    """Says what starts, see engines.say_what_runs; an estimate writes no results."""
+    """Says what starts, see say_what_runs; an estimate writes no results."""
     places = () if desk.estimate.estimate is not None else filter(None, (output, page))
-    engines.say_what_runs(
-        desk.model.model, paths, places, is_checked=is_checked, tells_limits=tells_limits
-    )
+    say_what_runs(desk.model.model, paths, places, is_checked=is_checked, tells_limits=tells_limits)
 
 
 def is_medium(ctx: typer.Context, path: str) -> bool:

@@ -17,7 +17,7 @@ from mmdeploy_llm.cli.options.suggested import is_demonstration
 from mmdeploy_llm.cli.running import show_estimate
 from mmdeploy_llm.errors import ConfigError
 
-from .batches import batch_settings, of_shard, say_what_runs, start
+from .batches import batch_settings, of_shard, say_run_of, start
 
 EPILOG = f"""\b
 Examples:
@@ -59,7 +59,7 @@ def read(
         typer.echo(NOT_READING.format(desk.model.model), err=True)
     report = desk.shown.report
     desk, output, page = of_shard(desk, output, None if report is None else str(report))
-    say = partial(say_what_runs, desk, paths, output, page, tells_limits=False)
+    say = partial(say_run_of, desk, paths, output, page, tells_limits=False)
     say()
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.documents.reading.arguments import read_arguments
