@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.parakeet import provide_media_processors
 from mmdeploy_llm_plugins.parakeet.speech import ParakeetSpeech, texts_of
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.errors import CheckpointError, RequestError
+from mmdeploy_llm.testing import MediaProcessorConformance
+from mmdeploy_llm.testing.media.subject import ProcessorSubject
 from mmdeploy_llm.weights.folder import read_checkpoint
 from tests.media.sound_files import wav16
 from tests.plugins.parakeet.checkpoints import BLANK, RATE, write
@@ -40,6 +43,20 @@ def samples(seed, seconds):
 
 
 SOUNDS = [samples(seed, seconds) for seed, seconds in enumerate((0.9, 2.0, 1.25, 3.1, 2.0))]
+
+
+@pytest.mark.full
+class TestSounds(MediaProcessorConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, tmp_path_factory):
+        (spec,) = provide_media_processors()
+        checkpoint = read_checkpoint(write(tmp_path_factory.mktemp("sounds"), "TDT"))
+        own = ProcessorSubject(
+            spec=spec, checkpoint=checkpoint, item_options=({"start": 0.1}, {"end": 0.25})
+        )
+        yield own
+        own.close()
 
 
 @pytest.fixture(scope="module")
