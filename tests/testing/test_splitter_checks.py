@@ -135,7 +135,7 @@ class EndsAgain(Zips):
 class DocumentInSelf(Zips):
     def split(self, source, options, limits):
         self.document = source
-        time.sleep(0.01)  # so that threads meet, on a busy machine too
+        time.sleep(1e-3)
         return super().split(self.document, options, limits)
 
 
