@@ -26,38 +26,36 @@ enum CodeForm : int32_t { WHOLE, LISTED, FIVE, SIX };
 
 constexpr int64_t BLOCK_CODES = 32, UNITS_OF_BLOCK = BLOCK_CODES / 4;
 
-// Calls run with the form as the type of its argument.
+// Calls run with the form, which is not WHOLE, as the type of its argument.
 template <typename Run>
 MM_INLINE auto with_code_form(CodeForm form, const Run& run) {
-    switch (form) {
-        case LISTED: return run(std::integral_constant<CodeForm, LISTED>());
-        case FIVE: return run(std::integral_constant<CodeForm, FIVE>());
-        case SIX: return run(std::integral_constant<CodeForm, SIX>());
-        default: return run(std::integral_constant<CodeForm, WHOLE>());
-    }
+    if (form == LISTED) return run(std::integral_constant<CodeForm, LISTED>());
+    if (form == FIVE) return run(std::integral_constant<CodeForm, FIVE>());
+    return run(std::integral_constant<CodeForm, SIX>());
 }
 
 constexpr int64_t words_of_block(CodeForm form) {
     return form == LISTED ? 4 : form == FIVE ? 5 : form == SIX ? 6 : UNITS_OF_BLOCK;
 }
 
-// Returns units UNIT of a block: from words STRIDE apart, which are lanes or integers.
+// Returns the bits of each byte that are at FROM, moved to where `mask` has them, from bit 4 on.
+template <int FROM, typename Word>
+MM_INLINE Word high_bits(Word plane, uint32_t mask) {
+    if constexpr (FROM < 4) {
+        return (plane << uint32_t(4 - FROM)) & (Word{} + mask);
+    } else {
+        return (plane >> uint32_t(FROM - 4)) & (Word{} + mask);
+    }
+}
+
+// Returns unit UNIT of a block in a form that is not WHOLE. word(i): its words, lanes or integers.
 template <CodeForm FORM, int UNIT, typename Word, typename Load>
 MM_INLINE Word stored_unit(const Load& word) {
-    const auto masked = [](Word own, uint32_t mask) MM_ALWAYS { return own & (Word{} + mask); };
-    if constexpr (FORM == WHOLE) return word(UNIT);
-    const Word low = masked(word(UNIT / 2) >> uint32_t(UNIT % 2 * 4), 0x0f0f0f0fu);
+    const Word low = (word(UNIT / 2) >> uint32_t(UNIT % 2 * 4)) & (Word{} + 0x0f0f0f0fu);
     if constexpr (FORM == FIVE) {
-        const Word plane = word(4);
-        const Word bit = UNIT < 4 ? plane << uint32_t(UNIT < 4 ? 4 - UNIT : 0)
-                                  : plane >> uint32_t(UNIT < 4 ? 0 : UNIT - 4);
-        return low | masked(bit, 0x10101010u);
+        return low | high_bits<UNIT>(word(4), 0x10101010u);
     } else if constexpr (FORM == SIX) {
-        constexpr int AT = UNIT % 4 * 2;
-        const Word plane = word(4 + UNIT / 4);
-        const Word bits = AT < 4 ? plane << uint32_t(AT < 4 ? 4 - AT : 0)
-                                 : plane >> uint32_t(AT < 4 ? 0 : AT - 4);
-        return low | masked(bits, 0x30303030u);
+        return low | high_bits<UNIT % 4 * 2>(word(4 + UNIT / 4), 0x30303030u);
     } else {
         return low;
     }
