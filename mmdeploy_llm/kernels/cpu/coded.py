@@ -105,18 +105,22 @@ class CodedProducts(Library):
         lie in fewer than 8 bits."""
         if weight.bits != 8 or weight.is_float8 or weight.k % BLOCK_CODES:
             return None
-        found = torch.zeros(256, dtype=torch.uint8)
-        self._library.find_codes(units=weight.units, num=weight.units.nbytes, found=found)
-        return found.nonzero()[:, 0].to(torch.uint8)
+        found, codes = torch.zeros(256, dtype=torch.uint8), None
+        for units in (weight.units[:PANEL], weight.units):  # most need 8, as a few rows show
+            self._library.find_codes(units=units, num=units.nbytes, found=found)
+            codes = found.nonzero()[:, 0].to(torch.uint8)
+            if _shortest_form(codes) is CodeForm.WHOLE:
+                return None
+        return codes
 
     def shortened(
         self, units: Tensor, codes: Tensor | None
     ) -> tuple[CodeForm, Tensor | None, Tensor]:
         """Stores panels of units [P, U, 64] in the shortest form that has all of `codes`. Returns
         the form, its list, [16] uint8, and the panels, [P, W, 64] int32."""
-        form = _shortest_form(codes)
-        if codes is None or form is CodeForm.WHOLE:
+        if codes is None:
             return CodeForm.WHOLE, None, units
+        form = _shortest_form(codes)
         places, listed = torch.arange(256).to(torch.uint8), None
         if form is CodeForm.LISTED:
             listed = torch.zeros(16, dtype=torch.uint8)
@@ -247,10 +251,8 @@ class CodedPanels:
         return found if self._places is None else self._kernels.take_columns(found, self._places)
 
 
-def _shortest_form(codes: Tensor | None) -> CodeForm:
+def _shortest_form(codes: Tensor) -> CodeForm:
     """Returns the form with the fewest bits that has all of `codes`, ascending."""
-    if codes is None or not len(codes):
-        return CodeForm.WHOLE
     if len(codes) <= 16:
         return CodeForm.LISTED
     largest = int(codes[-1])
