@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from mmdeploy_llm.hooks.files import load_named
 from mmdeploy_llm.hooks.kinds import table_of
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS, PluginOrigin, Provided
+from mmdeploy_llm.system.processes import finalize_here
 from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.testing.plugins.bounded import bounded
 
@@ -103,7 +103,7 @@ class CorpusSubject:
     def folder(self) -> Path:
         """Holds the files that are read; removed with the subject."""
         found = mkdtemp()
-        weakref.finalize(self, shutil.rmtree, found, ignore_errors=True)
+        finalize_here(self, shutil.rmtree, found, ignore_errors=True)
         return Path(found)
 
     def opening(self, content: bytes | Path) -> Opened:
