@@ -25,6 +25,7 @@ from mmdeploy_llm_plugins.encoder_decoder.decoder import (
     CrossDecoderConfig,
     EncoderDecoderLM,
 )
+from mmdeploy_llm_plugins.transformers_parts.fast_conformer import COUNTERS
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
 
 NAMES = (
@@ -41,7 +42,7 @@ NAMES = (
     (r"^proj_out\.weight", "lm_head.weight"),
     (r"^proj_out\.bias", "head_bias"),
 )
-NOT_READ = (r"\.num_batches_tracked$", r"^preprocessor\.featurizer\.")
+NOT_READ = (COUNTERS, r"^preprocessor\.featurizer\.")
 
 
 class FixedPositions(nn.Module):

@@ -29,10 +29,10 @@ from mmdeploy_llm.caches import CrossKV
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Replacement, Target, WeightMap
+from mmdeploy_llm_plugins.transformers_parts.fast_conformer import COUNTERS
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
 
 NEVER = -1e9  # the logit of a token that cannot be; finite, so that it can be written
-COUNTERS = r"\.num_batches_tracked$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

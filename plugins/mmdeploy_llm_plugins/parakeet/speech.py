@@ -11,12 +11,13 @@ from math import exp
 from typing import Any
 
 import numpy as np
+from mmdeploy_llm_processors.from_transformers.loading import extractor_fields
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, SpokenWord, Sureness
+from mmdeploy_llm_plugins.transformers_parts.fast_conformer import steps_of
 
 from .prompts import TIMES, blank_of
-from .sound import fields_of, steps_of
 
 RATE, HOP = 16_000, 160  # samples per second and per frame, unless a checkpoint says more
 SECONDS = 30.0  # of a window; the encoder reads longer ones, at a cost that grows with its square
@@ -44,7 +45,7 @@ class ParakeetSpeech:
     is_aligned = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        fields, encoder = fields_of(checkpoint), checkpoint.config.encoder_config
+        fields, encoder = extractor_fields(checkpoint) or {}, checkpoint.config.encoder_config
         self.rate = int(fields.get("sampling_rate", RATE))
         frames = encoder.subsampling_conv_stride ** steps_of(encoder)
         self._step = frames * int(fields.get("hop_length", HOP)) / self.rate
