@@ -296,6 +296,7 @@ def embed(
     with its error and does not affect the others."""
     given = inputs or []
     first = given[0] if len(given) == 1 else None
+    desk.llm_options(ctx)  # a wrong one is told before is_medium imports the plugins
     paths = given if first is None or is_medium(ctx, first) else []
     check_media(paths)
     run_input(ctx, None if paths else first, desk, output, columns, after=_finished, paths=paths)

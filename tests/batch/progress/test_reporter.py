@@ -247,7 +247,7 @@ def test_while_the_model_loads_that_is_told(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stderr)
     with ProgressReporter(ProgressOptions(seconds=0.01)):
         until(stderr.getvalue)
-    assert re.match(r"loading, \d+ s so far\n", stderr.getvalue())
+    assert re.match(r"loading, [\d.]+ s so far\n", stderr.getvalue())
     assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
