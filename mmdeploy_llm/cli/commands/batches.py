@@ -153,10 +153,11 @@ def say_run_of(
     say_what_runs(desk.model.model, paths, places, is_checked=is_checked, tells_limits=tells_limits)
 
 
-def is_medium(ctx: typer.Context, path: str) -> bool:
+def is_medium(ctx: typer.Context, path: str, desk: EmbedOptions) -> bool:
     """Returns whether a path is a file that a plugin knows by its name as media."""
     if not os.path.isfile(path):
         return False
+    desk.llm_options(ctx)  # a wrong one is told before the plugins are imported
     from mmdeploy_llm.data.rows.names import is_media_name
 
     return is_media_name(path, ctx.meta[LOAD_PLUGINS]().kinds)
@@ -296,8 +297,7 @@ def embed(
     with its error and does not affect the others."""
     given = inputs or []
     first = given[0] if len(given) == 1 else None
-    desk.llm_options(ctx)  # a wrong one is told before is_medium imports the plugins
-    paths = given if first is None or is_medium(ctx, first) else []
+    paths = given if first is None or is_medium(ctx, first, desk) else []
     check_media(paths)
     run_input(ctx, None if paths else first, desk, output, columns, after=_finished, paths=paths)
 
