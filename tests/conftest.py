@@ -30,6 +30,9 @@ HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests caption small drawings of their own: nobody asks them for another model.
+os.environ.setdefault("MMDEPLOY_LLM_MODEL", "shapes-vl")
+
 # Why a test may be skipped in CI: what the machine, not the installation, decides.
 KNOWN_SKIPS = re.compile(
     "needs a CUDA device|no CUDA device|needs Chromium or Chrome|root reads everything"

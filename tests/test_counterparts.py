@@ -92,7 +92,7 @@ def test_it_names_options_that_exist():
 def test_what_is_off_elsewhere_is_accepted_without_a_warning():
     for owner, name, row in EVERY:
         for value in (None, False, *row.off):
-            if value is None or (name != "do_sample" and not (value is False and row.false_asks)):
+            if value is None or not (value is False and row.false_asks):
                 assert made(owner, **{name: value}) == made(owner), name
 
 
@@ -139,14 +139,6 @@ def test_a_server_is_nothing_of_one_request():
 @pytest.mark.parametrize(
     ("options", "is_accepted"),
     [
-        ({"do_sample": True, "temperature": 0.5}, True),
-        ({"do_sample": True, "top_k": 5}, True),
-        ({"do_sample": False, "temperature": 0}, True),
-        ({"do_sample": False, "top_k": 1, "temperature": 0.5}, True),
-        ({"do_sample": True}, False),
-        ({"do_sample": False}, False),
-        ({"do_sample": True, "temperature": 0}, False),
-        ({"do_sample": False, "temperature": 0.5}, False),
         ({"best_of": 1}, True),
         ({"best_of": 4, "n": 4}, True),
         ({"best_of": 4, "n": 2}, False),

@@ -101,6 +101,30 @@ def test_links_lead_to_pages_of_the_site(hooks, site):
                     assert hooks.posixpath.normpath(target) in site.origins.values(), origin
 
 
+def test_every_anchor_is_a_heading(hooks, site):
+    own = [origin for origin in site.origins if origin.endswith(".md")]
+    links = [
+        (origin, match[1], match[2])
+        for origin in (*own, "README.md", "README.zh.md")
+        for part in hooks.FENCE.split((hooks.ROOT / origin).read_text())[::2]
+        for match in re.finditer(r"\]\(([^)\s#:]*)#([^)\s]+)\)", part)
+    ]
+    assert len(links) > 200
+    for origin, name, anchor in links:
+        target = hooks.resolve(origin, name) if name else origin
+        if target.endswith(".md"):
+            assert anchor in anchors(hooks, target), f"{origin}: {name}#{anchor}"
+
+
+def anchors(hooks, name):
+    """Returns the anchors of a page: its headings, as GitHub and the site write them."""
+    page = "".join(hooks.FENCE.split((hooks.ROOT / name).read_text())[::2])
+    titles = re.findall(r"^#+ (.*)", page, re.MULTILINE)
+    words = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    found = {re.sub(r"[^\w\- ]", "", title.strip()).replace(" ", "-") for title in words}
+    return found | set(re.findall(r"^::: ([\w.]+)", page, re.MULTILINE))
+
+
 def test_a_link_that_leads_nowhere_ends_the_build(hooks):
     assert hooks.resolve("docs/media.md", "../SECURITY.md") == "SECURITY.md"
     assert hooks.resolve("docs/media.md", "../examples") == "examples/README.md"

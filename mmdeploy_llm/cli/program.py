@@ -53,13 +53,14 @@ MAX_HELP_WIDTH = 100  # columns
 # click does not rewrap a paragraph that begins with "\b".
 EPILOG = """\b
 Examples:
-  mmdeploy-llm caption photos/                   captions.jsonl and captions.html
+  mmdeploy-llm caption photos/ --model NAME      captions.jsonl and captions.html
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
 
 \b
-Without --model, commands use shapes-vl, a tiny model inside the package that
-only knows drawings of coloured shapes. For photos, give --model a folder or a
+Without --model and MMDEPLOY_LLM_MODEL, commands use shapes-vl, a tiny model
+inside the package that only knows drawings of coloured shapes; for files of
+yours `caption` names models that fit this machine. A model is a folder or a
 Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command in detail.
 
 \b

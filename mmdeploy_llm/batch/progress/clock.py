@@ -118,15 +118,16 @@ class Clock:
         )
 
     def _rest(self, left: int) -> float:
-        """Returns the cost of what is left, in costs of what has been done."""
+        """Returns the cost of what is left, in costs of what has been done: more than none, as long
+        as an item is left."""
         a, b = self._costs.shares()
-        size_left = max(0.0, (self._left or 0) - self._size_new)  # the mean size is 1
-        partly = self._partly(a, b)
-        done = a * self._num_ended + b * self._size_ended + partly
-        return max(0.0, a * left + b * size_left - partly) / max(1e-9, done)
-
-    def _partly(self, a: float, b: float) -> float:
-        """Returns what has been done of the items in progress, by their age."""
         now, mean = self._now(), max(1e-9, self._costs.mean)
         begun = list(self._begun.values())  # another thread adds to them
-        return sum(min(MOST_DONE * (a + b * size), (now - at) / mean) for at, size in begun)
+        costs = [a + b * size for _, size in begun]
+        ages = [(now - at) / mean for at, _ in begun]
+        partly = sum(min(MOST_DONE * own, age) for own, age in zip(costs, ages, strict=True))
+        size_begun = sum(size for _, size in begun)
+        size_waiting = max(0.0, (self._left or 0) - self._size_new - size_begun)  # the mean is 1
+        waiting = a * max(0, left - len(begun)) + b * size_waiting
+        done = a * self._num_ended + b * self._size_ended + partly
+        return (waiting + sum(costs) - partly) / max(1e-9, done)

@@ -92,6 +92,17 @@ class Card:
         return f"{text}, {MAX_SHOWN} of them drawn" if count > MAX_SHOWN else text
 
     @property
+    def editable(self) -> str:
+        """What names the item in a line of edits, as JSON; "" where its one text is not all of its
+        answer, or is not shown exactly as it is."""
+        record, text = self.record, self.record.text
+        others = record.answers or record.tool_calls or record.outputs[1:] or record.embedding
+        if not record.is_ok or others or without_bidi_controls(text) != text:
+            return ""
+        own = {"line": record.line} if record.id is None else {"id": record.id}
+        return json.dumps({"id": None, **own})
+
+    @property
     def language(self) -> str:
         """The language of the item's texts, as far as its letters tell."""
         record = self.record

@@ -19,6 +19,7 @@ from mmdeploy_llm.cli.options.missing import check_corpus, check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.selection import listed_files
 from mmdeploy_llm.cli.options.shared import DeskOptions, EstimateDesk, RunDesk
+from mmdeploy_llm.cli.options.suggested import check_chosen
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.cli.options.vectors import EmbedOptions
 from mmdeploy_llm.cli.running import After, nothing_more, run_and_report, show_estimate
@@ -38,6 +39,14 @@ Desk = TypeVar("Desk", bound="DeskOptions | EmbedOptions | ReadOptions")
 Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
+]
+Demo = Annotated[
+    bool,
+    typer.Option(
+        "--demo",
+        rich_help_panel="Model",
+        help="Take the bundled model, which knows drawings of coloured shapes, for files of yours.",
+    ),
 ]
 CORPORA = (
     "Corpora: JSONL, CSV, TSV, Parquet, Arrow, tar (WebDataset) or Lance; a file, folder, glob, "
@@ -62,6 +71,7 @@ def caption(
     *,
     desk: DeskOptions,
     output: Output = "captions.jsonl",
+    demo: Demo = False,
 ) -> None:
     """Caption images, videos and other media; write JSONL and an HTML report.
 
@@ -69,6 +79,7 @@ def caption(
     read gets a line with its error and does not affect the others."""
     given = files_of(desk, *(paths or []))
     check_media(given)
+    check_chosen(ctx, desk.model.model, given, is_demo=demo)
     desk, output, page = named(desk, output, page_beside(output))
     say = partial(say_run_of, desk, given, output, page)
     say()  # before the options of the engine are imported

@@ -21,6 +21,7 @@ Examples:
   mmdeploy-llm export captions.jsonl -o captions.parquet
   mmdeploy-llm export captions.jsonl -o lora --format kohya --trigger ohwx
   mmdeploy-llm export shard-*.tar -o good.csv --outcome ok,truncated
+  mmdeploy-llm export captions.jsonl captions.edited.jsonl -o corrected.csv
 
 \b
 Formats, by the ending of --output or by --format:
@@ -41,6 +42,8 @@ Formats, by the ending of --output or by --format:
 
 \b
 Several outputs become one: an item that several have counts once, the newest.
+Texts that were corrected on the page of a report are taken from the file that
+it saved, named with the output.
 Each record is written, or left out for a reason that is told.
 
 \b

@@ -22,7 +22,8 @@ REPORT_EPILOG = """\b
 An output is a JSONL file, a folder of Parquet files or WebDataset tars that a
 batch has written, one of these files alone, or a URL; formats may be mixed.
 Totals are those of all outputs together. An item that several outputs have,
-by its id, counts once: the output that was written last wins.
+by its id, counts once: the output that was written last wins. Texts that were
+corrected on a page are taken from the file that it saved, named with the rest.
 
 \b
 Outputs whose run has not done all of its items, and shards of which no output
@@ -88,6 +89,8 @@ def report(
     for each in merged.outputs:
         lacking = [f"{each.num_failed} failed", *counted(each.outcomes)]
         words = f"{each.label}: {each.num_items} items, {', '.join(lacking)}"
+        typer.echo(printable(words))
+    for words in merged.notes:
         typer.echo(printable(words))
     for name, words in merged.missing().items():
         typer.echo(printable(f"incomplete: {name}: {words}"))

@@ -29,6 +29,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME",
+        envvar="MMDEPLOY_LLM_MODEL",
         callback=known_model,
         help="A folder, Hugging Face id, GGUF file or name. Names are those of bundled "
         "models. The file with the "

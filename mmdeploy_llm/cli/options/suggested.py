@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import typer
+
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.values.options.model_names import bundled_models
 
 LIST = Path(__file__).parents[2] / "bundled/models_for_photos.json"
+EXAMPLES = LIST.parents[2] / "examples"  # of a clone
 NUM_NAMED = 3
 GB = 10**9
 
@@ -50,9 +57,39 @@ def limits_of(model: str) -> str:
 def note_of(model: str) -> str:
     """Says what a demonstration knows, and which models for photos fit this machine."""
     free = free_ram()
-    width = max(len(own.name) for own in suggestions())
+    return "\n".join(
+        [f"{limits_of(model)}; for photos, with {free // GB} GB free:", *_table(suggested(free))]
+    )
+
+
+def check_chosen(ctx: typer.Context, model: str, paths: Iterable[str], *, is_demo: bool) -> None:
+    """Raises ConfigError where a demonstration would caption somebody's own files and nobody has
+    asked for that: by its name, on the command line or in the environment, or by --demo."""
+    source = ctx.get_parameter_source("model")
+    is_named = source is not None and not source.name.startswith("DEFAULT")
+    if is_demo and is_named and not is_demonstration(model):
+        raise ConfigError(f"--demo and --model {model} contradict each other; give one of them")
+    given = list(paths)
+    if is_demo or is_named or all(map(_is_example, given)):
+        return
+    free = free_ram()
+    models = suggested(free)
+    words = shlex.join([*given[:2], "--model", models[-1].name])
     lines = [
-        f"  --model {own.name:{width}}  {own.gigabytes:2} GB, {own.good_at}"
-        for own in suggested(free)
+        f"which model? {limits_of(model)}. For photos, with {free // GB} GB free:",
+        *_table(models),
+        f"such as: mmdeploy-llm caption {words}",
+        f"--demo takes {model} all the same",
     ]
-    return "\n".join([f"{limits_of(model)}; for photos, with {free // GB} GB free:", *lines])
+    raise ConfigError("\n".join(lines))
+
+
+def _table(models: Iterable[Suggestion]) -> list[str]:
+    width = max(len(own.name) for own in suggestions())
+    return [f"  --model {own.name:{width}}  {own.gigabytes:2} GB, {own.good_at}" for own in models]
+
+
+def _is_example(path: str) -> bool:
+    """Whether a path is one of the examples in a clone of this repository."""
+    own = os.path.realpath(path)
+    return Path(own).is_relative_to(EXAMPLES)

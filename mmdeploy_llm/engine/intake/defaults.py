@@ -113,11 +113,13 @@ class ParamsResolver:
         """Returns params with every open field filled and `max_tokens` limited to what the context
         has left. number: of the request in this engine, from which, with the engine's seed, the
         seed of params that have none is derived. Raises PromptTooLongError."""
-        num_left = self._num_tokens_left(num_prompt_tokens, params.min_tokens)
+        num_left = self._num_tokens_left(num_prompt_tokens, params)
         filled = {
             name: value for name, value in self._defaults.items() if getattr(params, name) is None
         }
-        if self._is_greedy and all(getattr(params, name) is None for name in SAMPLING_CHOICES):
+        is_open = all(getattr(params, name) is None for name in SAMPLING_CHOICES)
+        is_greedy = self._is_greedy if params.do_sample is None else not params.do_sample
+        if is_greedy and is_open:
             filled["temperature"] = 0.0
         filled["max_tokens"] = min(params.max_tokens or num_left, num_left)
         if params.seed is None:
@@ -158,19 +160,25 @@ class ParamsResolver:
         if self._grammars is not None:
             self._grammars.close()
 
-    def _num_tokens_left(self, num_prompt_tokens: int, min_tokens: int) -> int:
+    def _num_tokens_left(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Returns how many tokens can be generated after the prompt: at least `min_tokens` and 1.
 
         Raises PromptTooLongError when fewer fit.
         """
-        limit, needed = self._config.max_model_len, max(1, min_tokens)
+        limit, needed = self._config.max_model_len, max(1, params.min_tokens)
+        most = params.max_length
+        if most is not None and num_prompt_tokens + needed > most:
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens} tokens, and with {needed} more it would be "
+                f"over max_length = {most}, which counts them; raise it, or use max_tokens"
+            )
         if num_prompt_tokens + needed > limit:
             raise PromptTooLongError(
                 f"Input text is too long, length of prompt token({num_prompt_tokens}) + "
                 f"min_dec_len ({needed}) > max_model_len({limit}); shorten the prompt or its "
                 "media, lower min_tokens, or raise max_model_len"
             )
-        return limit - num_prompt_tokens
+        return min(limit, most or limit) - num_prompt_tokens
 
     def _check_stops(self, params: SamplingParams) -> None:
         kinds = {

@@ -23,7 +23,7 @@ from mmdeploy_llm.values.text.display import shown
 from mmdeploy_llm.values.text.spelling import meant
 
 from .chat import PartReader
-from .encodings import is_encoding, one_sequence
+from .encodings import is_encoding, listed, one_sequence
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _A_MESSAGE = "a message is not a prompt; give {'messages': [...]}, or call chat() with the list"
@@ -269,8 +269,12 @@ def _content(value: Any) -> dict[str, Any]:
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
-    """Returns a list, array or tensor of integers as a tuple of ints."""
-    values = value.tolist() if hasattr(value, "tolist") else value
+    """Returns a list, array or tensor of integers as a tuple of ints; a batch of one sequence, of
+    shape [1, n], is that sequence."""
+    values = listed(value)
+    if isinstance(values, (list, tuple)) and len(values) == 1:
+        only = listed(values[0])
+        values = only if isinstance(only, (list, tuple)) else values
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise RequestError(
             f"a prompt must be a text, a list of token ids or a dict, got {type(value).__name__}"

@@ -73,6 +73,12 @@ class SamplingParams(FrozenParams):
         "None: the model's own value (0 where its generation_config.json has do_sample false), "
         "else 1",
     )
+    do_sample: bool | None = Field(
+        default=None,
+        description="transformers' and DashInfer's switch: False takes the most probable token, as "
+        "temperature=0 does; True draws, also where the model's own value is not to; None: as "
+        "temperature, top_k and top_p say",
+    )
     top_p: float | None = Field(
         default=None,
         ge=0,
@@ -121,6 +127,12 @@ class SamplingParams(FrozenParams):
         ge=1,
         description="upper bound on generated tokens, reasoning included; None, or more than the "
         "context has left: what is left of `max_model_len` after the prompt",
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="upper bound on the tokens of the prompt and the answer together, as in "
+        "transformers and DashInfer; the smaller of it and max_tokens counts; None: no bound",
     )
     reasoning_max_tokens: int | None = Field(
         default=None,
@@ -256,6 +268,19 @@ class SamplingParams(FrozenParams):
         if given is not None and GuidedDecodingParams.model_validate(given) != guided:
             raise ValueError("give response_format or guided_decoding, not both")
         return {**values, "response_format": form, "guided_decoding": guided}
+
+    @model_validator(mode="after")
+    def _choices_agree(self) -> Self:
+        given = (self.temperature, self.top_k, self.top_p)
+        if self.do_sample is None or given == (None, None, None):
+            return self
+        if self.do_sample == self.is_greedy:
+            raise ValueError(
+                f"do_sample={self.do_sample} and the other options contradict each other: "
+                "temperature=0, top_k=1 or top_p=0 take the most probable token, and other values "
+                "draw one; leave do_sample out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

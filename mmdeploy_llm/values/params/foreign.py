@@ -93,21 +93,11 @@ def _without_off(kind: str, known: Collection[str], given: Mapping[str, Any]) ->
 
 def _is_off(name: str, row: ForeignOption, given: Mapping[str, Any]) -> bool:
     value = given[name]
-    if name == "do_sample" and isinstance(value, bool):
-        return _agrees(value, given)
     if name in OF_LORA and not given.get("enable_lora", True):
         return True
     if name == "best_of" and type(value) is int:
         return value == (given.get("n") or 1)
     return row.is_off(value)
-
-
-def _agrees(samples: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a do_sample says what the other options do: temperature, top_k or top_p decide."""
-    temperature, top_k, top_p = (given.get(name) for name in ("temperature", "top_k", "top_p"))
-    is_greedy = temperature == 0 or top_k == 1 or top_p == 0
-    is_drawn = not is_greedy and (temperature, top_k, top_p) != (None, None, None)
-    return (samples is False and is_greedy) or (samples is True and is_drawn)
 
 
 def _warn(text: str) -> None:

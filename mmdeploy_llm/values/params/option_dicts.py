@@ -134,6 +134,7 @@ class SamplingOptions(TypedDict, total=False):
 
     bad_words: str | Sequence[str] | None
     bad_words_token_ids: int | Sequence[int] | None
+    do_sample: bool | None
     early_stop: EarlyStopParams | Mapping[str, Any] | bool | None
     frequency_penalty: float | None
     guided_decoding: GuidedDecodingParams | Mapping[str, Any] | None
@@ -143,6 +144,7 @@ class SamplingOptions(TypedDict, total=False):
     logits_processors: str | Sequence[str] | None
     logits_processors_args: Mapping[str, Any] | None
     logprobs: int | None
+    max_length: int | None
     max_tokens: int | None
     min_p: float | None
     min_tokens: int | None

@@ -78,6 +78,16 @@ def test_equal_items_that_end_together(num_slots):
             assert truth / 2.1 < left < truth * 2.1
 
 
+@pytest.mark.parametrize("num_slots", [2, 8, 16])
+@pytest.mark.parametrize("cost", [lambda number: 1.0, lambda number: 0.1 + number % 7, float])
+def test_as_long_as_items_are_left_time_is(num_slots, cost):
+    """`0 s to go` stood there while six to nine items were left."""
+    costs = [cost(number) for number in range(1, 41)]
+    for sizes in (None, [int(100 * own) for own in costs], [100] * 40):
+        for truth, left in simulated(costs, num_slots, sizes):
+            assert truth == 0 or left > 0.01 * truth
+
+
 def test_nothing_is_said_without_a_total_and_before_some_have_ended():
     clock = Clock(None)
     for _ in range(10):

@@ -11,6 +11,7 @@ import torch
 from mmdeploy_llm.engine.intake.rendered import TokenCount
 from mmdeploy_llm.errors import (
     CheckpointError,
+    ConfigError,
     MediaError,
     MediaLimitError,
     PromptTooLongError,
@@ -42,6 +43,11 @@ def test_text_ids_and_dicts_give_the_same_ids(intake, tokenizer):
         {"prompt_token_ids": ids, "multimodal_data": None},
         {"prompt_token_ids": np.array(ids), "multimodal_data": {"image": []}},
         {"prompt_token_ids": torch.tensor(ids)},
+        {"prompt_token_ids": torch.tensor([ids])},
+        {"prompt_token_ids": [ids]},
+        torch.tensor([ids]),
+        np.array([ids]),
+        [torch.tensor(ids)],
     ]
     for form in forms:
         request = only(intake.accept(form, PARAMS))
@@ -318,6 +324,39 @@ def test_do_sample_false_is_greedy_unless_the_user_samples(make_intake):
     assert only(intake.accept("hello", SamplingParams(min_p=0.1))).params.is_greedy
     for own in ({"temperature": 0.5}, {"top_p": 0.9}, {"top_k": 3}):
         assert not only(intake.accept("hello", SamplingParams(**own))).params.is_greedy
+
+
+@pytest.mark.parametrize("own", [{}, {"do_sample": False}, {"do_sample": True}])
+@pytest.mark.parametrize("generation", [{}, {"do_sample": False}, {"temperature": 0.2}])
+def test_do_sample_alone_decides_whether_tokens_are_drawn(make_intake, generation, own):
+    params = only(make_intake(generation=generation).accept("x", SamplingParams(**own))).params
+    is_wanted = own.get("do_sample", generation.get("do_sample", True))
+    assert params.is_greedy == (not is_wanted)
+    assert not is_wanted or params.temperature == generation.get("temperature", 1.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"do_sample": True, "temperature": 0},
+        {"do_sample": True, "top_k": 1},
+        {"do_sample": False, "temperature": 0.5},
+        {"do_sample": False, "top_p": 0.9},
+    ],
+)
+def test_do_sample_must_not_contradict_the_other_options(given):
+    with pytest.raises(ConfigError, match="contradict each other"):
+        SamplingParams(**given)
+
+
+def test_max_length_counts_the_prompt(make_intake, tokenizer):
+    ids = [tokenizer.token_id("<s>")] * 10
+    for max_length, max_tokens, room in ((14, None, 4), (14, 3, 3), (14, 9, 4), (100, None, 6)):
+        given = SamplingParams(max_length=max_length, max_tokens=max_tokens)
+        request = only(make_intake(max_model_len=16).accept(ids, given))
+        assert request.params.max_tokens == room
+    with pytest.raises(PromptTooLongError, match="over max_length = 10, which counts them"):
+        make_intake(max_model_len=16).accept(ids, SamplingParams(max_length=10))
 
 
 def test_max_tokens_and_prompts_that_are_too_long(make_intake, tokenizer):

@@ -238,7 +238,7 @@ class Export:
             num_out=num_in - self._left_out.total(),
             left_out=self._left_out,
             num_lost=self._num_lost,
-            notes=tuple(self.notes),
+            notes=(*self._merged.notes, *self.notes),
         )
 
 

@@ -21,6 +21,7 @@ from mmdeploy_llm.data.outputs.opening.choose import (
     open_sink,
     part_format,
 )
+from mmdeploy_llm.data.outputs.opening.edits import Edits, parted, unnamed
 from mmdeploy_llm.data.outputs.parts import PART_NAME, part_formats
 from mmdeploy_llm.data.outputs.scan import Entry, RecordIndex
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
@@ -77,7 +78,8 @@ class OutputState:
 
 class MergedOutputs:
     """The records of several outputs. An item that several of them have counts once: the record of
-    the output that was written last, or with outputs at URLs of the one named last.
+    the output that was written last, or with outputs at URLs of the one named last. Texts are as
+    the files of edits have them that are named with the outputs.
 
     index: its positions are for `records`. outputs: in the order of the names.
     """
@@ -85,7 +87,12 @@ class MergedOutputs:
     def __init__(self, names: Sequence[str], kinds: KindTable = BUILT_IN_KINDS) -> None:
         """Raises ConfigError for what is no output of a batch. kinds: has the formats of
         plugins."""
-        named = [open_existing(name, kinds) for name in dict.fromkeys(names)]
+        names, edits = parted(list(dict.fromkeys(names)))
+        if not names:
+            raise ConfigError(f"{edits[0]!r} has edits; name the output too that they belong to")
+        self._edits = Edits(edits)
+        self._unnamed = unnamed(names, edits)
+        named = [open_existing(name, kinds) for name in names]
         times = [each.modified() for each in named]
         order = sorted(range(len(named)), key=lambda number: times[number] or 0)
         self._sinks = named if None in times else [named[number] for number in order]
@@ -100,7 +107,8 @@ class MergedOutputs:
             num_again[self._sinks[source].name] += 1
             if last.get(entry.record.key, (source, entry.begin)) == (source, entry.begin):
                 place = entry.record.line or len(self._positions)
-                self.index.add(entry.record, place, len(self._positions))
+                record = self._edits.applied(entry.record)
+                self.index.add(record, place, len(self._positions))
                 self._sources.append(source)
                 self._positions.append(entry.begin)
         self.outputs = tuple(
@@ -120,6 +128,11 @@ class MergedOutputs:
     def sinks(self) -> tuple[Readable, ...]:
         """The outputs themselves."""
         return tuple(self._sinks)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of edits: how many are used, and files that are not."""
+        return [*self._edits.notes(), *self._unnamed]
 
     @property
     def num_read(self) -> int:
@@ -151,7 +164,8 @@ class MergedOutputs:
         found: dict[int, Record] = {}
         for source, own in by_source.items():
             positions = [self._positions[rank] for rank in own]
-            found.update(zip(own, self._sinks[source].records_at(positions), strict=True))
+            records = map(self._edits.applied, self._sinks[source].records_at(positions))
+            found.update(zip(own, records, strict=True))
         return [found[rank] for rank in ranks]
 
     def missing(self) -> dict[str, str]:

@@ -1,0 +1,113 @@
+"""Edits: texts that a person has corrected on the page of a report, in the file that it saves.
+
+A line for each: {"id": ..., "line": ..., "text": "as corrected", "edited_from": "as answered"}.
+They are named beside the outputs that they belong to and replace the texts there while these are
+read; no run writes or removes such a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.data.records.files import open_regular
+from mmdeploy_llm.data.records.record import Record, key_of
+from mmdeploy_llm.errors import ConfigError
+
+SUFFIX = ".edited.jsonl"
+MARK = "edited_from"
+MAX_LINE_BYTES = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """A corrected text. before: the answer that was corrected."""
+
+    text: str
+    before: str
+
+
+class Edits:
+    """The edits of some files by the keys of the records; of two of a record the later one counts.
+
+    num_used, num_newer: edits that were met, and those of them whose answer is another one by now.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Raises ConfigError for a line that is no edit."""
+        self.names = tuple(names)
+        self._edits = {key: edit for name in self.names for key, edit in _read(name)}
+        self._met: dict[str, bool] = {}
+
+    def applied(self, record: Record) -> Record:
+        """Returns the record with its text as corrected, which has no outcome but ok then."""
+        edit = self._edits.get(record.key)
+        if edit is None or not record.is_ok:
+            return record
+        self._met[record.key] = edit.before.split() != record.text.split()
+        return replace(record, text=edit.text, outcome="ok", outcome_reason=None)
+
+    def notes(self) -> list[str]:
+        """Returns what a reader should know of them, once all records were met."""
+        num, num_newer = len(self._met), sum(self._met.values())
+        words = f"{num} {'text is' if num == 1 else 'texts are'} as edited in "
+        words += ", ".join(self.names)
+        if num_newer:
+            words += f"; {num_newer} of them corrected an answer that is another one by now"
+        if num < len(self._edits):
+            words += f"; {len(self._edits) - num} more belong to no answer that was read"
+        return [words] if self.names else []
+
+
+def parted(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the names of outputs, and those of files of edits among them, which their first line
+    tells."""
+    edits = [name for name in names if _is_edits(name)]
+    return [name for name in names if name not in edits], edits
+
+
+def unnamed(outputs: Iterable[str], edits: Iterable[str]) -> list[str]:
+    """Returns a note for each file of edits beside an output that was not named with it."""
+    known = {os.path.realpath(name) for name in edits}
+    beside = (str(Path(name).with_suffix(SUFFIX)) for name in outputs if "://" not in name)
+    return [
+        f"{name} lies beside its output and was not named: its edits are left out"
+        for name in beside
+        if os.path.isfile(name) and os.path.realpath(name) not in known
+    ]
+
+
+def _is_edits(name: str) -> bool:
+    if "://" in name or not os.path.isfile(name):
+        return False
+    with open_regular(Path(name), os.O_RDONLY) as file:
+        first = file.read(MAX_LINE_BYTES).partition(b"\n")[0]
+    try:
+        values = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and MARK in values
+
+
+def _read(name: str) -> Iterator[tuple[str, Edit]]:
+    with open(name, encoding="utf-8", errors="surrogatepass") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _edit(line, f"{name}, line {number}")
+
+
+def _edit(line: str, place: str) -> tuple[str, Edit]:
+    try:
+        values: Any = json.loads(line)
+        own, text, before = values["id"], values["text"], values[MARK]
+        if not (isinstance(text, str) and isinstance(before, str)):
+            raise TypeError("text and edited_from must be texts")
+        return key_of(own, values.get("line")), Edit(text=text, before=before)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigError(
+            f'{place} is no edit: {{"id": ..., "text": ..., "{MARK}": ...}} is wanted ({error!r})'
+        ) from error
