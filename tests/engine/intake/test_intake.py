@@ -44,9 +44,8 @@ def test_text_ids_and_dicts_give_the_same_ids(intake, tokenizer):
         {"prompt_token_ids": np.array(ids), "multimodal_data": {"image": []}},
         {"prompt_token_ids": torch.tensor(ids)},
         {"prompt_token_ids": torch.tensor([ids])},
-        {"prompt_token_ids": [ids]},
+        {"prompt_token_ids": np.array([ids])},
         torch.tensor([ids]),
-        np.array([ids]),
         [torch.tensor(ids)],
     ]
     for form in forms:
@@ -81,7 +80,7 @@ def test_text_ids_and_dicts_give_the_same_ids(intake, tokenizer):
         ([5, "a"], "found str"),
         ([5, True], "found bool"),
         ([5, 1.5], "found float"),
-        ([[5]], "found list"),
+        ([[5], [6]], "found list"),
         (5, "got int"),
         (None, "got NoneType"),
         (b"bytes", "got bytes"),

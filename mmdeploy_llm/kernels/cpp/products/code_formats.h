@@ -40,8 +40,9 @@ constexpr int64_t column_of(int index) {
     return index % 2 == 0 ? index / 2 : 4 + index / 2;
 }
 
-// Codes as floats: one of each unit at a time. NEON converts unsigned integers too: there a code stays
-// where it is in its word, which is 2^(BITS * part) times the code, and x is divided by that.
+// Codes as floats: one of each unit at a time. A code stays where it is in its word, which is
+// 2^(BITS * part) times the code, and x is divided by that, which is exact. Only NEON converts unsigned
+// integers: elsewhere the last code of a word, which has the bit of the sign, is moved.
 template <int BITS>
 struct FloatCodes : PlainCodes {
     using X = float;
@@ -50,17 +51,22 @@ struct FloatCodes : PlainCodes {
     static constexpr bool RELOADS = true;
     static constexpr int64_t column(int64_t i) { return column_of<BITS>(int(i)); }
 #if defined(__aarch64__)
-    static constexpr float factor(int part) { return 1.0f / float(1u << (BITS * part)); }
-    static MM_INLINE Ints widen(Ints words, int part) {
-        const Ints mask = (Ints)((Words)splat_word((1u << BITS) - 1) << uint32_t(BITS * part));
-        return (Ints)vcvtq_f32_u32((uint32x4_t)(words & mask));
+    static constexpr bool is_moved(int) { return false; }
+    static MM_INLINE Ints to_floats_of(Ints words) {
+        return (Ints)vcvtq_f32_u32((uint32x4_t)words);
     }
 #else
-    static constexpr float factor(int) { return 1.0f; }  // of the x of a part
-    static MM_INLINE Ints widen(Ints words, int part) {
-        return (Ints)to_floats(code_of<BITS>(words, part));
-    }
+    static constexpr bool is_moved(int part) { return part == PARTS - 1; }
+    static MM_INLINE Ints to_floats_of(Ints words) { return (Ints)to_floats(words); }
 #endif
+    static constexpr float factor(int part) {  // of the x of a part
+        return is_moved(part) ? 1.0f : 1.0f / float(1u << (BITS * part));
+    }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        if (is_moved(part)) return to_floats_of((Ints)((Words)words >> uint32_t(32 - BITS)));
+        const Words mask = (Words)splat_word((1u << BITS) - 1) << uint32_t(BITS * part);
+        return to_floats_of((Ints)((Words)words & mask));
+    }
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
     }

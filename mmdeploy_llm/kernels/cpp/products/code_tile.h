@@ -90,6 +90,17 @@ struct CodeTile {
     }
     MM_INLINE void add_unit(const char* x, int64_t x_stride, const char* codes) {
         unrolled<Format::PARTS>([&](auto part) MM_ALWAYS {
+            if constexpr (ROWS == 1 && MM_VECTOR_BYTES == 32) {  // 8 sums leave no room for 8 operands
+                const Ints four = splat(x + part * 4);
+                unrolled<NUM>([&](auto b) MM_ALWAYS {
+                    const Ints own = load_lanes<Ints>(codes + b * MM_VECTOR_BYTES);
+                    sums[0][b] = Format::add(sums[0][b], four, Format::widen(own, part));
+                    MM_KEEP(sums[0][b]);
+                    MM_IN_ORDER();
+                });
+                if (Format::RELOADS) asm("" : "+r"(codes));
+                return;
+            }
             Ints w[NUM];
             unrolled<NUM>([&](auto b) MM_ALWAYS {
                 w[b] = Format::widen(load_lanes<Ints>(codes + b * MM_VECTOR_BYTES), part);
