@@ -1,5 +1,5 @@
 """The tables of options.md and decoder_options.md, made of the fields' own descriptions, those of
-coming_from.md, and the fields of a record in captioning.md. The Chinese page says these in its own
+option_names.md, and the fields of a record in captioning.md. The Chinese page says these in its own
 words, so that their table has other marks."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmdeploy_llm.values.params.foreign import advice
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 OF_RECORDS = re.compile(r"(<!-- fields of a record -->\n).*?(<!-- end of fields -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
-PAGES = ("options.md", "coming_from.md", "decoder_options.md", "captioning.md")
+PAGES = ("options.md", "option_names.md", "decoder_options.md", "captioning.md")
 DECODER = "DecoderConfig"
 ELSEWHERE = "counterparts of "  # in the title of a table
 PARAMS = {

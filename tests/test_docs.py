@@ -122,7 +122,8 @@ def anchors(hooks, name):
     titles = re.findall(r"^#+ (.*)", page, re.MULTILINE)
     words = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
     found = {re.sub(r"[^\w\- ]", "", title.strip()).replace(" ", "-") for title in words}
-    return found | set(re.findall(r"^::: ([\w.]+)", page, re.MULTILINE))
+    others = re.findall(r'^::: ([\w.]+)|<a id="([^"]+)"', page, re.MULTILINE)
+    return found | {own or anchor for own, anchor in others}
 
 
 def test_a_link_that_leads_nowhere_ends_the_build(hooks):

@@ -106,7 +106,8 @@ def test_the_guide_has_a_row(row):
     guide = (ROOT / "docs/quantization.md").read_text()
     alias = f"`{row.alias}`" if row.alias else ""
     assert re.search(rf"^\| `{row.name}` \| {re.escape(alias)} ?\| ", guide, re.MULTILINE)
-    saved = guide[guide.index("## Saving what is loaded") :]
+    making = (ROOT / "docs/making_few_bits.md").read_text()
+    saved = making[making.index("## Saving what is loaded") :]
     line = next(line for line in saved.splitlines() if f"`{row.name}`" in line)
     assert ("an error" in line) == (row.transformers is None)
 

@@ -11,7 +11,8 @@ import pytest
 from mmdeploy_llm import LLM, AsyncLLM, EngineConfig, SamplingParams, StructuredOutputsParams
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
+PAGES = ("coming_from.md", "coming_from_vllm.md")
+GUIDE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
 SCRIPTS = re.findall(r"```diff\n(.*?)```", GUIDE, re.DOTALL)
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PEERS = ("fastdeploy", "vllm", "openvino_genai", "transformers")
