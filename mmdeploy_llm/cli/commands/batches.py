@@ -45,7 +45,7 @@ Demo = Annotated[
     typer.Option(
         "--demo",
         rich_help_panel="Model",
-        help="Take the bundled model, which knows drawings of coloured shapes, for files of yours.",
+        help="Take the bundled model, for drawings of shapes.",
     ),
 ]
 CORPORA = (
