@@ -32,17 +32,17 @@ if TYPE_CHECKING:
         ChatPartConformance,
         CorpusFormatConformance,
         FetcherConformance,
-        LogitsProcessorConformance,
-        MediaProcessorConformance,
         OutputSinkConformance,
         PluginConformance,
         ReasoningParserConformance,
-        SplitterConformance,
         ToolParserConformance,
     )
     from .embedder_conformance import EmbedderConformance
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
+    from .logits_conformance import LogitsProcessorConformance
+    from .media_conformance import MediaProcessorConformance
     from .model_conformance import ModelConformance, ModelVariantConformance
+    from .splitter_conformance import SplitterConformance
     from .weight_conformance import WeightFormatConformance
 
 __all__ = [
@@ -93,8 +93,8 @@ _MODULES = MappingProxyType(
         "FakeReasoningParser": ".fakes",
         "FetcherConformance": ".conformance",
         "LogitsExample": ".plugins.logits",
-        "LogitsProcessorConformance": ".conformance",
-        "MediaProcessorConformance": ".conformance",
+        "LogitsProcessorConformance": ".logits_conformance",
+        "MediaProcessorConformance": ".media_conformance",
         "MediaTruth": ".media.truth",
         "ModelConformance": ".model_conformance",
         "ModelVariantConformance": ".model_conformance",
@@ -102,7 +102,7 @@ _MODULES = MappingProxyType(
         "ParserExample": ".plugins.parsers",
         "PluginConformance": ".conformance",
         "ReasoningParserConformance": ".conformance",
-        "SplitterConformance": ".conformance",
+        "SplitterConformance": ".splitter_conformance",
         "ToolParserConformance": ".conformance",
         "ToolParserExample": ".plugins.tools",
         "Verdict": ".check",
