@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
     from .attention_conformance import AttentionBackendConformance
-    from .check import Verdict, check_plugin
+    from .check import check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
         ChatPartConformance,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .media_conformance import MediaProcessorConformance
     from .model_conformance import ModelConformance, ModelVariantConformance
     from .splitter_conformance import SplitterConformance
+    from .verdicts import Verdict
     from .weight_conformance import WeightFormatConformance
 
 __all__ = [
@@ -105,7 +106,7 @@ _MODULES = MappingProxyType(
         "SplitterConformance": ".splitter_conformance",
         "ToolParserConformance": ".conformance",
         "ToolParserExample": ".plugins.tools",
-        "Verdict": ".check",
+        "Verdict": ".verdicts",
         "WeightFormatConformance": ".weight_conformance",
         "check_plugin": ".check",
         "fake_manager": ".fakes",

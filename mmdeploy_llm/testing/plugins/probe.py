@@ -15,13 +15,9 @@ from mmdeploy_llm.testing.models.base import CheckFailed
 SECONDS = 120.0
 IMPORTTIME = "import time:"
 HEAVY = ("torch", "transformers")
-# Specs whose objects compute with torch: it is imported before their factories.
-OF_TORCH = (
-    "AttentionBackendSpec",
-    "LogitsProcessorSpec",
-    "ModelSpec",
-    "WeightFormatSpec",
-)
+# Specs whose objects compute with torch, and, but for splitters, media processors: it is imported
+# before their factories.
+OF_TORCH = ("AttentionBackendSpec", "LogitsProcessorSpec", "ModelSpec", "WeightFormatSpec")
 # Libraries in which a plugin may change something. Where the plugin is the first to import one,
 # nobody can tell its changes from those that the library makes itself when it is imported: then
 # `certain` is false, and fresh.changes_of looks in a process that has imported all of them before.
@@ -65,10 +61,10 @@ print("PROBE" + json.dumps({"seconds": seconds, "by": by}), flush=True)
 # A file may import any library at its top.
 certain, changes = file is None or known() == before, [left.difference(), None]
 if specs:
-    for each in ("numpy", "PIL.Image", "PIL.ImageFile", "PIL.ImageOps"):
-        __import__(each)
-    if {type(spec).__name__ for spec in specs} & {*of_torch}:
-        import torch
+    import numpy, PIL.Image, PIL.ImageFile, PIL.ImageOps
+    kinds = {type(spec).__name__ for spec in specs if not getattr(spec, "yields", None)}
+    if kinds & {*of_torch, "MediaProcessorSpec"}:
+        import safetensors.torch, torch
     before, left = known(), Left()
     for spec in specs:
         try:
