@@ -55,8 +55,8 @@ def standard_decoder(
     rotary: default rotary_config(config). intermediate_size: of dense layers; None: the config's.
     own: keys that the family reads itself, that of an unknown activation among them. Where it is
         given, also as (), biases, windows, factors and all other keys of the table are read, and
-        every other key of the config's class that switches something on is refused by name. None: the family looks after all keys, and only
-        sizes, norms, activation and ties are read.
+        every other key of the config's class that switches something on is refused by name. None:
+        the family looks after all keys, and only sizes, norms, activation and ties are read.
 
     Raises ModelNotSupportedError for what the standard decoder does not implement.
     """
@@ -153,8 +153,8 @@ def _activation(reader: ConfigReader, own: Collection[str]) -> AnyActivation:
     if found is None:
         raise ModelNotSupportedError(
             f"{key} {name!r} of this {reader.config.model_type} model is not supported, only "
-            f"{', '.join(sorted(ACTIVATION_NAMES))}; a family whose MLPs compute it names {key!r} in "
-            "`own` of standard_decoder"
+            f"{', '.join(sorted(ACTIVATION_NAMES))}; a family whose MLPs compute it names "
+            f"{key!r} in `own` of standard_decoder"
         )
     return found
 
