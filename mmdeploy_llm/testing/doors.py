@@ -46,8 +46,12 @@ class Door:
 
     def examples(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """Returns examples; one that is a mapping has the fields of their class."""
-        made = _named(self.example)
-        return tuple(made(**each) if isinstance(each, Mapping) else each for each in given)
+        kind = _named(self.example)
+        made = tuple(kind(**each) if isinstance(each, Mapping) else each for each in given)
+        wrong = [each for each in made if not isinstance(each, kind)]
+        if wrong:
+            raise TypeError(f"{wrong[0]!r:.80} is neither a mapping nor a {kind.__name__}")
+        return made
 
     def fields(self) -> str:
         """Returns the names of the fields of an example."""

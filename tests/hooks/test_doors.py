@@ -1,9 +1,12 @@
-"""The examples of docs/write_a_plugin.md and docs/write_for_the_engine.md: one for each hook, by one
-pattern, each a single file that does what it says, keeps its contract, and works with `--plugin`."""
+"""The examples of docs/write_a_plugin.md and docs/write_for_the_engine.md, one for each hook, by
+one pattern: each is a single file that does what it says, passes its check, and works by --plugin.
+"""
 
 import io
 import json
 import re
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,13 +205,22 @@ def use(manager, spec, folder):
 GIVEN = {
     "strips.py": "CHECKED_WITH = {'strips': {'samples': {'one': open('a.strip', 'rb').read()}}}\n",
 }
-FAST = ("bars.py", "section.py", "lines.py", "location.py", "shelf.py", "tally.py", "pages.py")
-
-
-@pytest.mark.parametrize(
-    "file",
-    [file if file in FAST else pytest.param(file, marks=pytest.mark.full) for file in EXAMPLES],
+WITHOUT_TORCH = (
+    *("bars.py", "rows.py", "section.py", "lines.py", "location.py", "shelf.py", "tally.py"),
+    *("pages.py", "greet.py"),
 )
+CHECK = """
+import sys
+from mmdeploy_llm.testing.check import check_plugin
+for file in sys.argv[1:]:
+    for verdict in check_plugin(file):
+        print("VERDICT", file, verdict.outcome, verdict.check, verdict.message)
+print("HEAVY", sorted({"torch", "transformers"} & {*sys.modules}))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("file", [file for file in EXAMPLES if file not in WITHOUT_TORCH])
 def test_the_check_of_the_example_finds_nothing(file, write, tmp_path):
     (tmp_path / "a.strip").write_bytes(picture())
     path = write(file)
@@ -218,15 +230,24 @@ def test_the_check_of_the_example_finds_nothing(file, write, tmp_path):
     assert any(found.outcome == "pass" for found in verdicts)
 
 
+@pytest.mark.full  # a process for each
+def test_the_check_of_what_needs_no_torch_imports_none(write, tmp_path):
+    files = [str(write(file)) for file in WITHOUT_TORCH]
+    done = subprocess.run([sys.executable, "-c", CHECK, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *verdicts, last = re.findall(r"^(?:VERDICT|HEAVY) .*$", done.stdout, re.MULTILINE)
+    assert last == "HEAVY []"
+    assert [line for line in verdicts if line.split()[2] == "fail"] == []
+    assert {line.split()[1] for line in verdicts if line.split()[2] == "pass"} == {*files}
+
+
 @pytest.mark.full
 def test_a_single_file_works_at_each_door_of_the_page(write, tmp_path, capfd):
     """Conversations with all plugins at once, and a batch by the program."""
     files = [str(write(file)) for file in EXAMPLES if file not in (COMMAND, "acme.py")]
     (tmp_path / "a.strip").write_bytes(picture())
-    write_shelf = (
-        (tmp_path / "shelf.py").read_text().replace('b"the bytes of a picture"', repr(picture()))
-    )
-    (tmp_path / "shelf.py").write_text(write_shelf)
+    shelf = write("shelf.py").read_text().replace('b"the bytes of a picture"', repr(picture()))
+    (tmp_path / "shelf.py").write_text(shelf)
     parts = [
         {"type": "location", "lat": 47.37, "lon": 8.54},
         {"type": "strip", "strip": str(tmp_path / "a.strip")},
@@ -260,9 +281,8 @@ def test_the_program_reads_and_writes_by_files(write, tmp_path):
     done = CliRunner().invoke(app, [*words, "--max-tokens", "3"])
     assert done.exit_code == 1, done.output  # one of three rows is damaged
     manager = PluginManager.load(plugins=(), files=[tmp_path / "rows.py"])
-    with closing(
-        manager.build(manager.provided(OutputSinkSpec)[0], tmp_path / "answers.rows", False)
-    ) as store:
+    (spec,) = manager.provided(OutputSinkSpec)
+    with closing(manager.build(spec, tmp_path / "answers.rows", False)) as store:
         found = [json.loads(line) for _, line in store.entries()]
     assert {row["id"] for row in found if row["error"] is None} == {"a", "b"}
     assert len(found) == 3

@@ -107,3 +107,24 @@ def test_what_cannot_be_tried_is_said(tmp_path):
     subject = OutputSubject(spec=TestSqlite.spec, file=TestSqlite.file)
     with pytest.raises(CheckSkipped, match="not added at the end of a file"):
         BY_NAME["torn_records_are_passed_over"](subject)
+
+
+SLOW = PLUGIN.replace(
+    "        self.last += 1\n", "        self.last += 1\n        __import__('time').sleep(0.02)\n"
+)
+
+
+def test_a_slow_store_gets_fewer_and_larger_records(tmp_path, monkeypatch):
+    """One that writes a version a record took minutes; what is wrong is still found."""
+    monkeypatch.setattr(outputs, "ADDING_SECONDS", 0.2)
+    monkeypatch.setattr(outputs, "LEAST_RECORDS", 20)
+    assert outputs._num_records(subject_of(tmp_path, SLOW)) == 20
+    outputs.records_are_read_one_by_one(subject_of(tmp_path, SLOW))
+    text, instead, _ = BUGS["all at once"]
+    with pytest.raises(CheckFailed, match="MiB were taken for the first record of 19 MiB"):
+        outputs.records_are_read_one_by_one(subject_of(tmp_path, SLOW.replace(text, instead)))
+
+
+def test_a_quick_store_gets_many_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "ADDING_SECONDS", 60.0)
+    assert outputs._num_records(subject_of(tmp_path)) == outputs.MOST_RECORDS

@@ -29,7 +29,7 @@ SECONDS = 60.0
 MODES: tuple[Mode, ...] = ("resume", "overwrite")
 # A large output: so many bytes in as many records as a store adds in these seconds. Where each
 # record is a transaction or a version, there are fewer, and they are larger.
-BIG_SIZE, MOST_RECORDS, LEAST_RECORDS, ADDING_SECONDS = 20_000_000, 2_000, 100, 4.0
+BIG_SIZE, MOST_RECORDS, LEAST_RECORDS, ADDING_SECONDS = 20_000_000, 2_000, 100, 2.0
 TEXTS = {  # what the text of a record may be
     "plain": "A red square.",
     "nothing": "",
