@@ -25,14 +25,22 @@ LIBRARIES = ("PIL", "av", "numpy", "safetensors", "torch", "transformers")
 
 # argv[1]: sys.path, name of the module, its file if it is a single one, provide_ hooks; argv[2]:
 # HEAVY, OF_TORCH, LIBRARIES.
-PROGRAM = """
-import json, sys, time
+PROGRAM = r"""
+import json, re, sys, time
 path, name, file, hooks = json.loads(sys.argv[1])
 heavy_names, of_torch, libraries = json.loads(sys.argv[2])
 sys.path[:] = path
-import pathlib, mmdeploy_llm.hooks, mmdeploy_llm.hooks.files
+import mmdeploy_llm.hooks, mmdeploy_llm.hooks.files
+from pathlib import Path
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.testing.plugins.left_over import Left, replaced_by
+if file is not None:  # which may import any library at its top
+    import numpy, PIL.Image, PIL.ImageFile, PIL.ImageOps
+    if re.search(r"^(import|from) (torch|mmdeploy_llm[.]layers)\b", Path(file).read_text(), re.M):
+        import safetensors.torch, torch
+        from mmdeploy_llm import layers
+        for exported in layers.__all__:
+            getattr(layers, exported)
 importers = {}
 class Finder:
     def find_spec(self, module, *_):
@@ -50,7 +58,7 @@ if file is None:
     __import__(name)  # of which Python tells the time of each module
     module = sys.modules[name]
 else:
-    module = mmdeploy_llm.hooks.files.load_file(pathlib.Path(file))
+    module = mmdeploy_llm.hooks.files.load_file(Path(file))
 seconds = time.perf_counter() - start
 print("IMPORTED", flush=True)
 specs = [spec for hook in hooks for spec in getattr(module, hook, list)()]
@@ -58,7 +66,6 @@ print("END", file=sys.stderr, flush=True)
 heavy = [name for name in heavy_names if name in sys.modules]
 by = {name: importers.get(name, "") for name in heavy}
 print("PROBE" + json.dumps({"seconds": seconds, "by": by}), flush=True)
-# A file may import any library at its top.
 certain, changes = file is None or known() == before, [left.difference(), None]
 if specs:
     import numpy, PIL.Image, PIL.ImageFile, PIL.ImageOps
