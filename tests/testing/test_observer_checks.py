@@ -187,16 +187,20 @@ def test_a_plugin_that_changes_the_process(tmp_path, monkeypatch):
 
 
 ALONE = """
-from mmdeploy_llm.hooks import LogitsProcessorSpec, ReasoningParser, ReasoningParserSpec, hookimpl
+from mmdeploy_llm.hooks import (
+    CorpusFormatSpec, LogitsProcessorSpec, ReasoningParser, ReasoningParserSpec, hookimpl
+)
 class Own(ReasoningParser):
     def feed(self, text): return []
     def finish(self): return []
 @hookimpl
 def provide_{kind}s():
-    return [{spec}(name="own", factory="{name}_factory:Own")]
+    return [{spec}(name="own", {field}="{name}_factory:Own")]
 """
-PARSER_HOOK = {"kind": "reasoning_parser", "spec": "ReasoningParserSpec"}
-LOGITS_HOOK = {"kind": "logits_processor", "spec": "LogitsProcessorSpec"}
+PARSER_HOOK = {"kind": "reasoning_parser", "spec": "ReasoningParserSpec", "field": "factory"}
+LOGITS_HOOK = {"kind": "logits_processor", "spec": "LogitsProcessorSpec", "field": "factory"}
+CORPUS_HOOK = {"kind": "corpus_format", "spec": "CorpusFormatSpec"}
+CORPUS_HOOK["field"] = "suffixes=('.own',), reader"
 TOLD = {  # source, of the factory, its hook, what is told; None: the one process cannot tell
     "kit_one_patches": (
         "import json\njson.loads = lambda *words: None\n",
@@ -209,6 +213,12 @@ TOLD = {  # source, of the factory, its hook, what is told; None: the one proces
         "import socket\nsocket.setdefaulttimeout(3)",
         PARSER_HOOK,
         r"when its factories are imported: socket.getdefaulttimeout\(\) is 3",
+    ),
+    "kit_one_reads": (
+        "",
+        "import warnings\nwarnings.simplefilter('ignore')",
+        CORPUS_HOOK,
+        "when its factories are imported: warnings.filters has changed",
     ),
     "kit_one_draws": (
         "",

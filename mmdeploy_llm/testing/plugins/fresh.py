@@ -23,7 +23,7 @@ PROBE = """
 import importlib, json, sys
 path, names, hooks = json.loads(sys.argv[1])
 sys.path[:] = path
-from mmdeploy_llm.testing.plugins.left_over import Left, replaced_by
+from mmdeploy_llm.testing.plugins.left_over import Left, named_by, replaced_by
 from pathlib import Path
 import mmdeploy_llm.hooks
 from mmdeploy_llm import layers
@@ -50,7 +50,7 @@ for name, listed in specs.items():
     left = Left()
     for spec in listed:
         try:
-            imported(spec.factory)
+            imported(named_by(spec))
         except Exception:  # whatever a module raises: factories_can_be_imported says so
             continue
     found[name][1] = left.difference() or replaced_by(name)

@@ -33,7 +33,7 @@ sys.path[:] = path
 import mmdeploy_llm.hooks, mmdeploy_llm.hooks.files
 from pathlib import Path
 from mmdeploy_llm.hooks.factories import imported
-from mmdeploy_llm.testing.plugins.left_over import Left, replaced_by
+from mmdeploy_llm.testing.plugins.left_over import Left, named_by, replaced_by
 if file is not None:  # which may import any library at its top
     import numpy, PIL.Image, PIL.ImageFile, PIL.ImageOps
     if re.search(r"^(import|from) (torch|mmdeploy_llm[.]layers)\b", Path(file).read_text(), re.M):
@@ -75,7 +75,7 @@ if specs:
     before, left = known(), Left()
     for spec in specs:
         try:
-            imported(spec.factory)
+            imported(named_by(spec))
         except Exception:  # whatever a module raises: factories_can_be_imported says so
             continue
     certain = certain and known() == before
