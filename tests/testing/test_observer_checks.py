@@ -16,7 +16,7 @@ from mmdeploy_llm.testing.plugins.observers import CHECKS
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
 
 NAMES = [check.__name__ for check in CHECKS]
-CHANGE = fresh.changes_of
+CHANGE, CHANGES = fresh.changes_of, probe.CHANGES
 
 
 def sleeps(stats):
@@ -252,6 +252,7 @@ def test_one_process_tells_what_a_plugin_changes(name, tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(source + ALONE.format(name=name, **hook))
     (tmp_path / f"{name}_factory.py").write_text(f"{factory}\nclass Own: pass\n")
     asked = []
+    monkeypatch.setattr(probe, "CHANGES", CHANGES)
     monkeypatch.setattr(fresh, "changes_of", lambda modules: asked.append(modules) or {})
     if told:
         with pytest.raises(CheckFailed, match=told):
@@ -265,6 +266,7 @@ def test_one_process_tells_what_a_plugin_changes(name, tmp_path, monkeypatch):
 def test_factories_that_end_or_hold_the_process_are_left_to_the_second(end, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(probe, "SECONDS", 3.0)
+    monkeypatch.setattr(probe, "CHANGES", CHANGES)
     (tmp_path / "kit_ends.py").write_text(ALONE.format(name="kit_ends", **PARSER_HOOK))
     (tmp_path / "kit_ends_factory.py").write_text(f"{end}\nclass Own: pass\n")
     found = PluginSubject.of("kit_ends").probe

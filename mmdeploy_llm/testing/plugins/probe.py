@@ -66,6 +66,9 @@ print("END", file=sys.stderr, flush=True)
 heavy = [name for name in heavy_names if name in sys.modules]
 by = {name: importers.get(name, "") for name in heavy}
 print("PROBE" + json.dumps({"seconds": seconds, "by": by}), flush=True)
+"""
+# Goes on in the same process: it looks what has changed, and imports the factories.
+CHANGES = """
 certain, changes = file is None or known() == before, [left.difference(), None]
 if specs:
     import numpy, PIL.Image, PIL.ImageFile, PIL.ImageOps
@@ -94,7 +97,7 @@ def probed(name: str, file: str | None) -> Mapping[str, Any]:
     """
     about = json.dumps([sys.path, name, file, list(PROVIDED)])
     names = json.dumps([HEAVY, OF_TORCH, LIBRARIES])
-    command = [sys.executable, "-X", "importtime", "-c", PROGRAM, about, names]
+    command = [sys.executable, "-X", "importtime", "-c", PROGRAM + CHANGES, about, names]
     out, told, ended = _run(command)
     before, _, listed = out.partition("PROBE")
     is_done = "CHANGES" in listed  # else a factory ended or held the process, see fresh.changes_of
