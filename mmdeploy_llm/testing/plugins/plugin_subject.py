@@ -136,7 +136,7 @@ class PluginSubject:
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:
-        """What a fresh process finds, see `probed`."""
+        """The findings of a fresh process, see `probed`."""
         if self.module is not None and getattr(self.module, "__spec__", None) is None:
             raise CheckSkipped(f"{self.module_name} is not a file that another process can import")
         with self._report_once("a fresh process cannot list what the plugin provides"):
