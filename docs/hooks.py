@@ -4,8 +4,8 @@ Pages and pictures that live elsewhere in the repository are part of the site wh
 links are followed, a linked source file becomes a page of its own, and a link that leads nowhere
 ends the build. The notebook becomes a page too.
 
-`python docs/hooks.py` writes the tables of options in the guide anew, and copies the code blocks
-and generated tables of the English pages into the Chinese ones.
+`python docs/hooks.py` writes the tables of options and the reference of hooks anew, and copies the
+code blocks and generated tables of the English pages into the Chinese ones.
 """
 
 from __future__ import annotations
@@ -187,10 +187,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def write() -> None:
-    """Writes the tables of options and the chart of speeds anew, and code blocks and tables of the
-    Chinese pages."""
+    """Writes the tables of options, the hooks and the chart of speeds anew, and code blocks and
+    tables of the Chinese pages."""
     for page in option_tables.PAGES:
         rewrite(ROOT / "docs" / page, option_tables.fill)
+    rewrite(ROOT / "docs" / "plugin_reference.md", surface_pages.fill_hooks)
     ratios = speed_chart.read_ratios(speed_chart.RESULTS.read_text(encoding="utf-8"))
     speed_chart.CHART.write_text(speed_chart.chart(ratios), encoding="utf-8")
     for origin in Site().origins:

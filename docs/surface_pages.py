@@ -1,4 +1,5 @@
-"""Writes the reference of what plugins may import: recorded signatures, and docstrings."""
+"""Writes the reference of plugins: the hooks, and what plugins may import, both of signatures and
+docstrings."""
 
 from __future__ import annotations
 
@@ -15,6 +16,45 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 SURFACE = ROOT / "tests" / "hooks" / "surface.json"
 PART = re.compile(r"(<!-- the surface: begin -->\n).*?(<!-- the surface: end -->)", re.DOTALL)
+HOOKS = re.compile(r"(<!-- the hooks: begin -->\n).*?(<!-- the hooks: end -->)", re.DOTALL)
+GUIDES = ("write_a_plugin.md", "write_for_the_engine.md")  # with an example of each hook
+SINCE = re.compile(r"\n*\.\. versionadded:: (\S+)\s*\Z")
+
+
+def fill_hooks(markdown: str) -> str:
+    """Writes the hooks between their markers; other pages stay as they are."""
+    if not HOOKS.search(markdown):
+        return markdown
+    return HOOKS.sub(lambda match: f"{match[1]}\n{hooks()}\n{match[2]}", markdown)
+
+
+def hooks() -> str:
+    """Returns a section for each hook: its signature, its docstring, and where its example is."""
+    from mmdeploy_llm.hooks import specs
+
+    marked = [each for each in vars(specs).values() if hasattr(each, f"{specs.PROJECT}_spec")]
+    places, sections = examples(), []
+    for hook in marked:
+        text = inspect.getdoc(hook) or ""
+        since, text = SINCE.search(text), SINCE.sub("", text)
+        signature = f"{hook.__name__}{inspect.signature(hook)}".replace("'", "")
+        told = f"Since {since[1]}. " if since else ""
+        sections.append(
+            f"### `{signature}`\n\n{text}\n\n{told}[Example]({places[hook.__name__]})\n"
+        )
+    return "\n".join(sections)
+
+
+def examples() -> dict[str, str]:
+    """Returns hook -> the link to the section of a guide that begins with its name."""
+    found = {}
+    for guide in GUIDES:
+        text = (ROOT / "docs" / guide).read_text(encoding="utf-8")
+        for title, line in re.findall(r"^## (.*)\n\n(`\w+`.* gives? .*)$", text, re.MULTILINE):
+            anchor = title.lower().replace(" ", "-")
+            for name in re.findall(r"`(\w+)`", line.partition(" give")[0]):
+                found.setdefault(name, f"{guide}#{anchor}")
+    return found
 
 
 def fill(markdown: str) -> str:

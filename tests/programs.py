@@ -24,7 +24,8 @@ PRELOADED = (
     *(
         "mmdeploy_llm.batch.documents.reading.plan",
         "mmdeploy_llm.batch.report.whole",
-        "mmdeploy_llm.testing.check",
+        "mmdeploy_llm.testing.check_models",
+        "mmdeploy_llm.testing.check_processors",
     ),
     "transformers.modeling_utils",
 )

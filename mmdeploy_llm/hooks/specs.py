@@ -41,7 +41,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def provide_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
     """Returns the model families that this plugin can run. Called once, at load; must not import
-    torch.
+    torch. A spec whose `refuses` gives a reason for a config leaves the model to the next plugin
+    that serves it.
 
     .. versionadded:: 0.1
     """
@@ -49,8 +50,8 @@ def provide_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
 
 @hookspec
 def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignore[empty-body]
-    """Returns named parsers that split generated text into reasoning and content. Called once, at
-    load.
+    """Returns named parsers that split generated text into reasoning and content, for
+    `LLM(reasoning_parser=...)`. Called once, at load.
 
     .. versionadded:: 0.1
     """
@@ -58,7 +59,8 @@ def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignor
 
 @hookspec
 def provide_tool_parsers() -> Iterable[ToolParserSpec]:  # type: ignore[empty-body]
-    """Returns named parsers that extract tool calls from generated text. Called once, at load.
+    """Returns named parsers that extract tool calls from generated text, for
+    `LLM(tool_call_parser=...)`. Called once, at load.
 
     .. versionadded:: 0.1
     """
@@ -66,8 +68,8 @@ def provide_tool_parsers() -> Iterable[ToolParserSpec]:  # type: ignore[empty-bo
 
 @hookspec
 def provide_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: ignore[empty-body]
-    """Returns named processors that change logits before a token is chosen. Called once, at load;
-    must not import torch.
+    """Returns named processors that change logits before a token is chosen, for
+    `SamplingParams(logits_processors=...)`. Called once, at load; must not import torch.
 
     .. versionadded:: 0.1
     """
@@ -75,7 +77,8 @@ def provide_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: ignor
 
 @hookspec
 def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[empty-body]
-    """Returns processors that turn one kind of media into model inputs. Called once, at load.
+    """Returns processors that turn one kind of media into model inputs, for some model families or
+    for all, and splitters of one kind into items of another. Called once, at load.
 
     .. versionadded:: 0.1
     """
@@ -83,7 +86,8 @@ def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[
 
 @hookspec
 def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-body]
-    """Returns how models of OCR families are asked for the text of a page. Called once, at load.
+    """Returns how models of OCR families are asked for the text of a page, for
+    `mmdeploy-llm read`. Called once, at load.
 
     .. versionadded:: 0.1
     """
@@ -100,8 +104,8 @@ def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empt
 
 @hookspec
 def provide_output_sinks() -> Iterable[OutputSinkSpec]:  # type: ignore[empty-body]
-    """Returns formats in which a batch writes its records. Called once, at load; must not import
-    what writes them.
+    """Returns formats in which a batch writes its records, chosen by the suffix of `--output` or by
+    `--format`. Called once, at load; must not import what writes them.
 
     .. versionadded:: 0.1
     """
@@ -110,7 +114,8 @@ def provide_output_sinks() -> Iterable[OutputSinkSpec]:  # type: ignore[empty-bo
 @hookspec
 def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ignore[empty-body]
     """Returns backends that compute attention over the paged KV cache, and what each can compute.
-    Called once, at load; must not import torch.
+    Called once, at load; must not import torch. A backend of a priority above those built in
+    computes wherever it can serve; others are named with `attention_backend=`.
 
     .. versionadded:: 0.1
     """
@@ -118,8 +123,8 @@ def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ign
 
 @hookspec
 def provide_weight_formats() -> Iterable[WeightFormatSpec]:  # type: ignore[empty-body]
-    """Returns formats in which checkpoints store weights in few bits. Called once, at load; must
-    not import torch.
+    """Returns formats in which checkpoints store weights in few bits, by the `quant_method` of
+    their `quantization_config`. Called once, at load; must not import torch.
 
     .. versionadded:: 0.1
     """
@@ -145,8 +150,11 @@ def provide_chat_parts() -> Iterable[ChatPartSpec]:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
-    """Returns the bytes of `ref`, or None to let another plugin try. Raises MediaError to refuse.
-    Called in intake threads.
+    """Returns the bytes of `ref`, a path or URL, or None to let another plugin try. Raises
+    MediaError to refuse; any other exception or return type becomes the MediaError of that request,
+    with the plugin's name. Called in several intake threads at once, in the reverse order of the
+    plugins' names; implementations marked `@hookimpl(trylast=True)`, as the built-in ones, come
+    after the others.
 
     .. versionadded:: 0.1
     """
@@ -154,7 +162,8 @@ def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
 
 @hookspec
 def on_engine_start(info: EngineInfo) -> None:
-    """The engine is ready for its first request.
+    """The engine is ready for its first request. An `on_` hook that raises is logged once and not
+    called again; the engine goes on.
 
     .. versionadded:: 0.1
     """
@@ -170,7 +179,7 @@ def on_step(stats: StepStats) -> None:
 
 @hookspec
 def on_request_finished(record: RequestRecord) -> None:
-    """A request ended, for whatever reason.
+    """A request ended, for whatever reason. The record holds counts and times, no text.
 
     .. versionadded:: 0.1
     """
@@ -186,7 +195,8 @@ def on_engine_stop(info: EngineInfo) -> None:
 
 @hookspec
 def extend_cli(app: typer.Typer) -> None:
-    """Adds commands to the `mmdeploy-llm` program.
+    """Adds commands to the `mmdeploy-llm` program; built-in ones cannot be replaced. When it
+    raises, a warning is logged, and its commands are missing.
 
     .. versionadded:: 0.1
     """

@@ -53,10 +53,10 @@ def standard_decoder(
     of fields and keys.
 
     rotary: default rotary_config(config). intermediate_size: of dense layers; None: the config's.
-    own: keys that the family reads itself. Where it is given, also as (), biases, windows, factors
-        and all other keys of the table are read, and every other key of the config's class that
-        switches something on is refused by name. None: the family looks after all keys, and only
-        sizes, norms, activation and ties are read.
+    own: keys that the family reads itself, that of an unknown activation among them. Where it is
+        given, also as (), biases, windows, factors and all other keys of the table are read, and
+        every other key of the config's class that switches something on is refused by name. None:
+        the family looks after all keys, and only sizes, norms, activation and ties are read.
 
     Raises ModelNotSupportedError for what the standard decoder does not implement.
     """
@@ -72,7 +72,7 @@ def standard_decoder(
         norm_eps=eps,
         layer_norms=is_layer_norm,
         has_norm_biases=is_layer_norm,
-        activation=_activation(reader),
+        activation=_activation(reader, own or ()),
         # The text config inside a multimodal config may not have the field.
         is_tied=bool(reader.first(*KEYS["is_tied"], default=False)),
     )
@@ -142,15 +142,19 @@ def _norm(reader: ConfigReader) -> tuple[float, bool]:
     return float(eps), key is None or key in LAYER_NORM_KEYS
 
 
-def _activation(reader: ConfigReader) -> AnyActivation:
-    """Returns our name of the activation. Raises ModelNotSupportedError for an unknown one."""
+def _activation(reader: ConfigReader, own: Collection[str]) -> AnyActivation:
+    """Returns our name of the activation. Raises ModelNotSupportedError for an unknown one, unless
+    it is the family's own: then its layers have other MLPs than those of the decoder."""
     keys = KEYS["activation"]
     key, name = reader.name(keys), reader.first(*keys, default="silu")
     found = ACTIVATION_NAMES.get(name)
+    if found is None and key in own:
+        return "silu"
     if found is None:
         raise ModelNotSupportedError(
             f"{key} {name!r} of this {reader.config.model_type} model is not supported, only "
-            f"{', '.join(sorted(ACTIVATION_NAMES))}"
+            f"{', '.join(sorted(ACTIVATION_NAMES))}; a family whose MLPs compute it names "
+            f"{key!r} in `own` of standard_decoder"
         )
     return found
 

@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
     from .attention_conformance import AttentionBackendConformance
-    from .check import Verdict, check_plugin
+    from .check import check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
         ChatPartConformance,
         CorpusFormatConformance,
         FetcherConformance,
-        LogitsProcessorConformance,
-        MediaProcessorConformance,
         OutputSinkConformance,
         PluginConformance,
         ReasoningParserConformance,
-        SplitterConformance,
         ToolParserConformance,
     )
     from .embedder_conformance import EmbedderConformance
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
+    from .logits_conformance import LogitsProcessorConformance
+    from .media_conformance import MediaProcessorConformance
     from .model_conformance import ModelConformance, ModelVariantConformance
+    from .splitter_conformance import SplitterConformance
+    from .verdicts import Verdict
     from .weight_conformance import WeightFormatConformance
 
 __all__ = [
@@ -93,8 +94,8 @@ _MODULES = MappingProxyType(
         "FakeReasoningParser": ".fakes",
         "FetcherConformance": ".conformance",
         "LogitsExample": ".plugins.logits",
-        "LogitsProcessorConformance": ".conformance",
-        "MediaProcessorConformance": ".conformance",
+        "LogitsProcessorConformance": ".logits_conformance",
+        "MediaProcessorConformance": ".media_conformance",
         "MediaTruth": ".media.truth",
         "ModelConformance": ".model_conformance",
         "ModelVariantConformance": ".model_conformance",
@@ -102,10 +103,10 @@ _MODULES = MappingProxyType(
         "ParserExample": ".plugins.parsers",
         "PluginConformance": ".conformance",
         "ReasoningParserConformance": ".conformance",
-        "SplitterConformance": ".conformance",
+        "SplitterConformance": ".splitter_conformance",
         "ToolParserConformance": ".conformance",
         "ToolParserExample": ".plugins.tools",
-        "Verdict": ".check",
+        "Verdict": ".verdicts",
         "WeightFormatConformance": ".weight_conformance",
         "check_plugin": ".check",
         "fake_manager": ".fakes",

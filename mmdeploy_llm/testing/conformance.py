@@ -1,4 +1,5 @@
-"""Pytest classes that run the checks of parsers, processors and plugins.
+"""Pytest classes that run the checks of plugins, parsers, fetchers, chat parts and formats of data.
+Their checks need no torch, so this module must not import it; what needs it has its own module.
 
 Each function of a list CHECKS becomes a test method named test_<check>. A subclass may override or
 mark one, or add its own tests with the fixture `subject`.
@@ -15,11 +16,8 @@ import pytest
 
 from mmdeploy_llm.hooks import (
     ChatPartSpec,
-    Checkpoint,
     CorpusFormatSpec,
-    LogitsProcessorSpec,
     MediaLimits,
-    MediaProcessorSpec,
     OutputSinkSpec,
     ReasoningParserSpec,
     ToolParserSpec,
@@ -27,27 +25,17 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
 from mmdeploy_llm.testing.data import corpus, outputs
 from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
-from mmdeploy_llm.testing.media import processors, splitters
-from mmdeploy_llm.testing.media.samples import CORRUPT
-from mmdeploy_llm.testing.media.subject import (
-    Options,
-    ProcessorSubject,
-    checkpoint_of,
-)
-from mmdeploy_llm.testing.media.truth import Reference, transformers_truth
 from mmdeploy_llm.testing.models.base import Check, CheckSkipped
 from mmdeploy_llm.testing.plugins import (
     chat_parts,
     fetchers,
     fresh,
-    logits,
     observers,
     parsers,
     plugins,
     tools,
 )
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
-from mmdeploy_llm.testing.tiny import make_tokenizer
 
 
 def _method(name: str, check: Check) -> Any:
@@ -116,36 +104,6 @@ class ToolParserConformance(Conformance):
         return tools.ToolParserSubject(spec=cls.spec, examples=tuple(cls.examples))
 
 
-class LogitsProcessorConformance(Conformance):
-    """Tests a logits processor on random logits and requests, and on examples.
-
-    spec: the processor.
-    arguments: some that it accepts, each of which is tried. wrong_arguments: some that it refuses.
-    examples: logits before and after.
-    texts: outputs after which it acts, as texts or token ids.
-    """
-
-    checks = logits.CHECKS
-    spec: ClassVar[LogitsProcessorSpec]
-    arguments: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
-    wrong_arguments: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    examples: ClassVar[Sequence[logits.LogitsExample]] = ()
-    texts: ClassVar[Sequence[str | Sequence[int]]] = ()
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def subject(cls) -> logits.LogitsProcessorSubject:
-        """The argument of the checks; `subject.new()` builds a processor."""
-        return logits.LogitsProcessorSubject(
-            spec=cls.spec,
-            arguments=tuple(cls.arguments),
-            wrong_arguments=tuple(cls.wrong_arguments),
-            examples=tuple(cls.examples),
-            texts=tuple(cls.texts),
-            new_tokenizer=make_tokenizer,
-        )
-
-
 class ChatPartConformance(Conformance):
     """Tests a chat part on examples and on odd values of its keys.
 
@@ -176,112 +134,6 @@ class ChatPartConformance(Conformance):
             takes=cls.takes,
             files=cls.files,
         )
-
-
-class MediaProcessorConformance(Conformance):
-    """Tests a media processor.
-
-    Every attribute but `spec` has a default for images or videos in common file formats. For other
-    kinds of media, set at least `samples`, `corrupt` and `too_large`.
-
-    spec: the processor.
-    samples: name -> a source that a caller may pass: bytes of a file, or a loaded object. At least
-        two, of different content.
-    corrupt: name -> bytes that must raise MediaError. The bytes of all samples are also truncated
-        and damaged, which may raise MediaError and nothing else.
-    too_large: name -> (source, limits) that must raise MediaLimitError in `decode`. A file that is
-        truncated after its header shows that limits are checked before decoding.
-    options: the engine's mm_processor_kwargs for the factory.
-    other_options: options of the engine that change results; each alone must change the key where
-        it changes the result. Several dicts are tried one by one. None: there are no options.
-    item_options: the same for options of one item, such as a video's fps.
-    twins: name -> two sources that differ in a few bytes only, such as the last.
-    giants: name -> a few bytes whose header claims a giant; they must be refused.
-    reference_options: pairs (name of a sample, options of the item) with which results must equal
-        the reference's too.
-    pixel_tolerance: largest allowed difference of a value of a tensor from the reference's.
-    make_reference: override it for a reference of your own, which is called with (source, options,
-        markers) and returns a MediaTruth; by default it is transformers' processor of the
-        checkpoint.
-    """
-
-    checks = processors.CHECKS
-    spec: ClassVar[MediaProcessorSpec]
-    samples: ClassVar[Mapping[str, Any] | None] = None
-    corrupt: ClassVar[Mapping[str, bytes] | None] = None
-    too_large: ClassVar[Mapping[str, tuple[Any, MediaLimits]] | None] = None
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    other_options: ClassVar[Options] = None
-    item_options: ClassVar[Options] = None
-    twins: ClassVar[Mapping[str, tuple[Any, Any]] | None] = None
-    giants: ClassVar[Mapping[str, bytes] | None] = None
-    reference_options: ClassVar[Sequence[tuple[str, Mapping[str, Any]]]] = ()
-    pixel_tolerance: ClassVar[float] = 1e-5
-
-    @classmethod
-    def checkpoint(cls, folder: Path) -> Checkpoint:
-        """Returns the checkpoint for the factory; `folder` is empty and writable. By default it
-        has the files of the tiny checkpoint of an installed model that the spec names, without
-        weights, or nothing."""
-        return checkpoint_of(cls.spec, folder)
-
-    @staticmethod
-    def make_reference(kind: str, checkpoint: Checkpoint) -> Reference:
-        """Returns the reference. Raises CheckSkipped when there is none."""
-        return transformers_truth(kind, checkpoint)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        """The argument of the checks; `subject.processor` is built once per class."""
-        subject = ProcessorSubject(
-            spec=cls.spec,
-            checkpoint=cls.checkpoint(tmp_path_factory.mktemp("checkpoint")),
-            samples=cls.samples,
-            corrupt=cls.corrupt,
-            too_large=cls.too_large,
-            options=cls.options,
-            other_options=cls.other_options,
-            item_options=cls.item_options,
-            twins=cls.twins,
-            giants=cls.giants,
-            reference_options=cls.reference_options,
-            pixel_tolerance=cls.pixel_tolerance,
-            make_reference=cls.make_reference,
-        )
-        yield subject
-        subject.close()
-
-
-class SplitterConformance(Conformance):
-    """Tests a splitter: a media processor whose spec has `yields`.
-
-    spec: the splitter.
-    samples: name -> a source that a caller may pass, of at least one part each.
-    corrupt: name -> bytes that must raise MediaError. The bytes of all samples are also truncated
-        and damaged, which may raise MediaError and nothing else.
-    options: the engine's mm_processor_kwargs for the factory.
-    """
-
-    checks = splitters.CHECKS
-    spec: ClassVar[MediaProcessorSpec]
-    samples: ClassVar[Mapping[str, Any] | None] = None
-    corrupt: ClassVar[Mapping[str, bytes]] = CORRUPT
-    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        """The argument of the checks; `subject.splitter` is built once per class."""
-        subject = splitters.SplitterSubject(
-            spec=cls.spec,
-            checkpoint=checkpoint_of(cls.spec, tmp_path_factory.mktemp("checkpoint")),
-            samples=cls.samples,
-            corrupt=cls.corrupt,
-            options=cls.options,
-        )
-        yield subject
-        subject.close()
 
 
 class FetcherConformance(Conformance):

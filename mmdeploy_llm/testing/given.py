@@ -16,48 +16,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mmdeploy_llm.hooks import (
-    AttentionBackendSpec,
-    ChatPartSpec,
-    CorpusFormatSpec,
-    LogitsProcessorSpec,
-    MediaProcessorSpec,
-    OutputSinkSpec,
-    ReasoningParserSpec,
-    ToolParserSpec,
-    WeightFormatSpec,
-)
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.names import did_you_mean, listing
-from mmdeploy_llm.testing.attention.subject import BackendSubject
-from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
-from mmdeploy_llm.testing.data.outputs import OutputSubject
-from mmdeploy_llm.testing.media.splitters import SplitterSubject
-from mmdeploy_llm.testing.media.subject import ProcessorSubject
 from mmdeploy_llm.testing.models.base import Check, attributed, demand
-from mmdeploy_llm.testing.plugins.chat_parts import ChatPartSubject
-from mmdeploy_llm.testing.plugins.fetchers import FetcherSubject
-from mmdeploy_llm.testing.plugins.logits import LogitsProcessorSubject
-from mmdeploy_llm.testing.plugins.parsers import ParserSubject
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
-from mmdeploy_llm.testing.plugins.tools import ToolParserSubject
-from mmdeploy_llm.testing.weights.subject import WeightFormatSubject
+
+from .doors import DOORS, FETCHER, door_of
 
 NAME = "CHECKED_WITH"
-FETCHER = "fetch_media"
 FORM = f'{NAME} is "module:name" of a mapping: name of a spec, or {FETCHER} -> fields'
 OF_THE_KIT = {"spec", "file", "checkpoint", "fetch", "others"}  # fields that are not given
-SUBJECTS: tuple[tuple[type, type], ...] = (
-    (AttentionBackendSpec, BackendSubject),
-    (ChatPartSpec, ChatPartSubject),
-    (CorpusFormatSpec, CorpusSubject),
-    (LogitsProcessorSpec, LogitsProcessorSubject),
-    (MediaProcessorSpec, ProcessorSubject),
-    (OutputSinkSpec, OutputSubject),
-    (ReasoningParserSpec, ParserSubject),
-    (ToolParserSpec, ToolParserSubject),
-    (WeightFormatSpec, WeightFormatSubject),
-)
 
 
 @dataclass(kw_only=True)
@@ -89,7 +57,7 @@ def given_fields_are_known(given: GivenFields) -> None:
     demand(is_nested, f"{NAME} gives {found!r:.200}; {FORM}")
     known = {spec.name: _fields_of(spec) for spec in plugin.specs}
     if plugin.has_hook(FETCHER):
-        known[FETCHER] = _names(FetcherSubject)
+        known[FETCHER] = _names(DOORS[FETCHER].subject_class())
     for name, own in found.items():
         demand(
             name in known,
@@ -103,15 +71,22 @@ def given_fields_are_known(given: GivenFields) -> None:
                 f"{NAME} gives {each!r}{did_you_mean(each, allowed)} for {name!r}, whose checks "
                 f"have {listing(sorted(allowed)) or 'no such fields'}",
             )
-    given.by_name = found
+    given.by_name = {name: _with_examples(plugin, name, own) for name, own in found.items()}
+
+
+def _with_examples(plugin: PluginSubject, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the fields, in which examples that are mappings have become those of the kit: a
+    single file may not import it."""
+    door = next((door_of(spec) for spec in plugin.specs if spec.name == name), None)
+    if door is None or not door.example or "examples" not in own:
+        return own
+    with attributed(f"reading the examples of {name!r}", f"an example has fields: {door.fields()}"):
+        return {**own, "examples": door.examples(own["examples"])}
 
 
 def _fields_of(spec: Any) -> frozenset[str]:
-    if getattr(spec, "yields", None) is not None:
-        return _names(SplitterSubject)
-    kinds = (subject for kind, subject in SUBJECTS if isinstance(spec, kind))
-    subject = next(kinds, None)
-    return frozenset() if subject is None else _names(subject)
+    door = door_of(spec)
+    return frozenset() if door is None else _names(door.subject_class())
 
 
 def _names(subject: Any) -> frozenset[str]:

@@ -1,7 +1,9 @@
 """standard_decoder reads the configs of many families, and its decoder computes what their models
 in transformers do."""
 
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from mmdeploy_llm.testing.models.dense import DenseRunner
 from mmdeploy_llm.testing.tiny import randomize
 from mmdeploy_llm.weights.map import WeightMap, fused_head_targets
 
+ROOT = Path(__file__).parents[2]
 SIZES = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -108,6 +111,11 @@ def ours(model, options, renames, targets=None):
     key before the names do."""
     built = CausalLM(decoder_of(model.config, options))
     names = WeightMap(built, renames=renames, ignored=("^lm_head",) if not built.lm_head else ())
+    return with_weights(built, model, names, targets)
+
+
+def with_weights(built, model, names, targets=None):
+    """Gives `built` the weights of `model`."""
     parameters, filled = dict(built.named_parameters()), []
     for key, value in model.state_dict().items():
         for target in (targets and targets(key)) or names.targets(key):
@@ -141,6 +149,19 @@ def test_logits_equal_transformers(kind):
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     randomize(model)
     assert_equal(ours(model, options, renames), model)
+
+
+def test_the_layer_of_the_guide_has_an_mlp_of_its_own():
+    """The blocks of docs/decoder_options.md, beside transformers."""
+    page, made = (ROOT / "docs/decoder_options.md").read_text(), {}
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(code, made)
+    for activation, name in (("tanh", "Tanh"), ("gelu", "Starcoder2")):
+        config = config_of("Starcoder2", hidden_act=activation)
+        model = transformers.Starcoder2ForCausalLM(config).eval()
+        randomize(model)
+        built = made[f"{name}ForCausalLM"](config)
+        assert_equal(with_weights(built, model, built.weight_map), model)
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
@@ -201,8 +222,13 @@ class TestReading:
     )
     def test_activations_by_their_names(self, name, expected):
         assert read(hidden_act=name).activation == expected
-        with pytest.raises(ModelNotSupportedError, match=r"hidden_act 'xielu' of this llama"):
+        with pytest.raises(ModelNotSupportedError, match=r"hidden_act 'xielu' of this .*`own`"):
             read(hidden_act="xielu")
+
+    def test_an_activation_that_the_family_reads_is_its_own(self):
+        assert read(own=("hidden_act",), hidden_act="xielu").hidden_size == 32
+        with pytest.raises(ModelNotSupportedError, match=r"hidden_act 'xielu' of this llama"):
+            read(own=("attention_bias",), hidden_act="xielu")
 
     def test_a_key_that_nobody_reads_is_refused_with_its_value(self):
         with pytest.raises(ModelNotSupportedError, match=r"clip_qkv = 8.0: .* own=\(\.\.\.\)"):

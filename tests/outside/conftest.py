@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.testing.plugins import fresh
+from mmdeploy_llm.testing.plugins import fresh, probe
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 MODULES = {"places", "toolbox", "warc"}  # the others are loaded as files
@@ -22,4 +22,5 @@ def one_process_for_all():
         patch.setattr(
             fresh, "changes_of", lambda asked: found() if {*asked} <= {*names} else alone(asked)
         )
+        patch.setattr(probe, "CHANGES", "")
         yield

@@ -5,7 +5,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mmdeploy_llm.testing.plugins import fresh
+from mmdeploy_llm.testing.plugins import fresh, probe
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -19,8 +19,9 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def one_process_for_all(monkeypatch):
-    """No process for each plugin, which imports torch; a test looks at all in one."""
+    """No process that imports torch for each plugin; a test looks at all in one."""
     monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
+    monkeypatch.setattr(probe, "CHANGES", "")
 
 
 @pytest.fixture(scope="session")

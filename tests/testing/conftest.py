@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.testing import CheckFailed, CheckSkipped
-from mmdeploy_llm.testing.plugins import fresh
+from mmdeploy_llm.testing.plugins import fresh, probe
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,10 +21,10 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def no_process_of_imports(request, monkeypatch):
-    """No process for each plugin, which imports torch, but where a test asks for it."""
-    if "fresh_process" not in request.keywords:
-        monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
+def no_process_of_factories(monkeypatch):
+    """No process that imports the factories of each plugin, and torch with them."""
+    monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
+    monkeypatch.setattr(probe, "CHANGES", "")
 
 
 @pytest.fixture(scope="session")

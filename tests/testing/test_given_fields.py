@@ -73,3 +73,36 @@ def test_what_does_not_fit_is_told(verdicts, given, told):
     verdict = verdicts(given)["given_fields_are_known"]
     assert verdict.outcome == "fail"
     assert told in verdict.message
+
+
+PARSER = """
+from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment, hookimpl
+
+CHECKED_WITH = {{"all": {{"examples": {given}}}}}
+
+class All(ReasoningParser):
+    def feed(self, text): return [Segment(kind="content", text=text)] if text else []
+    def finish(self): return []
+
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name="all", factory=f"{{__name__}}:All")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "outcomes", "told"),
+    [
+        ('[{"text": "a", "reasoning": "", "content": "a"}]', ("pass", "pass"), ""),
+        ('[{"text": "a", "reasoning": "a", "content": ""}]', ("pass", "fail"), "correct the pars"),
+        ('[{"text": "a", "answer": "a"}]', ("fail", "skip"), "an example has fields: content, pro"),
+        ("[7]", ("fail", "skip"), "an example has fields: content, pro"),
+    ],
+)
+def test_an_example_is_a_mapping_of_its_fields(given, outcomes, told, tmp_path):
+    path = tmp_path / "all.py"
+    path.write_text(PARSER.format(given=given))
+    found = {verdict.check: verdict for verdict in check_plugin(str(path))}
+    verdicts = [found[name] for name in ("given_fields_are_known", "examples_hold")]
+    assert tuple(verdict.outcome for verdict in verdicts) == outcomes
+    assert told in "".join(verdict.message for verdict in verdicts if verdict.outcome == "fail")

@@ -10,12 +10,13 @@ from textwrap import dedent
 import pytest
 
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.plugins import fresh, left_over, observers
+from mmdeploy_llm.testing import CheckFailed
+from mmdeploy_llm.testing.plugins import fresh, left_over, observers, probe
 from mmdeploy_llm.testing.plugins.observers import CHECKS
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
 
 NAMES = [check.__name__ for check in CHECKS]
-CHANGE = fresh.changes_of
+CHANGE, CHANGES = fresh.changes_of, probe.CHANGES
 
 
 def sleeps(stats):
@@ -183,3 +184,99 @@ def test_a_plugin_that_changes_the_process(tmp_path, monkeypatch):
     for name, (*_, message) in CHANGING.items():
         with pytest.raises(AssertionError, match=message):
             fresh.imports_change_nothing(PluginSubject.of(name))
+
+
+ALONE = """
+from mmdeploy_llm.hooks import (
+    CorpusFormatSpec, LogitsProcessorSpec, ReasoningParser, ReasoningParserSpec, hookimpl
+)
+class Own(ReasoningParser):
+    def feed(self, text): return []
+    def finish(self): return []
+@hookimpl
+def provide_{kind}s():
+    return [{spec}(name="own", {field}="{name}_factory:Own")]
+"""
+PARSER_HOOK = {"kind": "reasoning_parser", "spec": "ReasoningParserSpec", "field": "factory"}
+LOGITS_HOOK = {"kind": "logits_processor", "spec": "LogitsProcessorSpec", "field": "factory"}
+CORPUS_HOOK = {"kind": "corpus_format", "spec": "CorpusFormatSpec"}
+CORPUS_HOOK["field"] = "suffixes=('.own',), reader"
+TOLD = {  # source, of the factory, its hook, what is told; None: the one process cannot tell
+    "kit_one_patches": (
+        "import json\njson.loads = lambda *words: None\n",
+        "",
+        PARSER_HOOK,
+        "when it is imported and lists what it provides: json.loads is another object",
+    ),
+    "kit_one_waits": (
+        "",
+        "import socket\nsocket.setdefaulttimeout(3)",
+        PARSER_HOOK,
+        r"when its factories are imported: socket.getdefaulttimeout\(\) is 3",
+    ),
+    "kit_one_reads": (
+        "",
+        "import warnings\nwarnings.simplefilter('ignore')",
+        CORPUS_HOOK,
+        "when its factories are imported: warnings.filters has changed",
+    ),
+    "kit_one_draws": (
+        "",
+        "import PIL.Image\nPIL.Image.MAX_IMAGE_PIXELS = None",
+        PARSER_HOOK,
+        "when its factories are imported: PIL.Image.MAX_IMAGE_PIXELS is None",
+    ),
+    "kit_one_dtype": (
+        "",
+        "import torch\ntorch.set_default_dtype(torch.bfloat16)",
+        LOGITS_HOOK,
+        r"when its factories are imported: torch.get_default_dtype\(\) is torch.bfloat16",
+    ),
+    "kit_two_dtype": (
+        "",
+        "import torch\ntorch.set_default_dtype(torch.bfloat16)",
+        PARSER_HOOK,
+        None,
+    ),
+    "kit_one_good": ("import json", "import socket, PIL.Image", PARSER_HOOK, ""),
+}
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("name", TOLD)
+def test_one_process_tells_what_a_plugin_changes(name, tmp_path, monkeypatch):
+    """A second one, which has imported torch and transformers before, is asked where the plugin is
+    the first that imports a library."""
+    source, factory, hook, told = TOLD[name]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / f"{name}.py").write_text(source + ALONE.format(name=name, **hook))
+    (tmp_path / f"{name}_factory.py").write_text(f"{factory}\nclass Own: pass\n")
+    asked = []
+    monkeypatch.setattr(probe, "CHANGES", CHANGES)
+    monkeypatch.setattr(fresh, "changes_of", lambda modules: asked.append(modules) or {})
+    if told:
+        with pytest.raises(CheckFailed, match=told):
+            fresh.imports_change_nothing(PluginSubject.of(name))
+    else:
+        fresh.imports_change_nothing(PluginSubject.of(name))
+    assert asked == ([(name,)] if told is None else [])
+
+
+@pytest.mark.parametrize("end", ["import os\nos._exit(0)", "import time\ntime.sleep(60)"])
+def test_factories_that_end_or_hold_the_process_are_left_to_the_second(end, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(probe, "SECONDS", 3.0)
+    monkeypatch.setattr(probe, "CHANGES", CHANGES)
+    (tmp_path / "kit_ends.py").write_text(ALONE.format(name="kit_ends", **PARSER_HOOK))
+    (tmp_path / "kit_ends_factory.py").write_text(f"{end}\nclass Own: pass\n")
+    found = PluginSubject.of("kit_ends").probe
+    assert found["changes"] is None
+    assert found["by"] == {}
+
+
+def test_a_module_that_holds_the_process_is_told(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(probe, "SECONDS", 2.0)
+    (tmp_path / "kit_holds.py").write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(CheckFailed, match="importing 'kit_holds' and listing took over 2 s"):
+        fresh.imports_change_nothing(PluginSubject.of("kit_holds"))

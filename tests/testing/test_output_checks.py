@@ -1,7 +1,6 @@
-"""Bugs planted in a store of records: each is found by the check that the table names; the example
-of the guide, the one in SQLite and the formats of this package pass."""
+"""Bugs planted in a store of records: each is found by the check that the table names; that store,
+the one in SQLite and the formats of this package pass."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from mmdeploy_llm.testing.data import outputs
 from mmdeploy_llm.testing.data.outputs import OutputSubject
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/plugin_reference.md").read_text()
-PLUGIN = re.search(r"^### `provide_output_sinks\(.*?^```python\n(.*?)^```$", PAGE, re.M | re.S)[1]
+PLUGIN = Path(__file__).with_name("numbered_store.py").read_text()
 BY_NAME = {check.__name__: check for check in outputs.CHECKS}
 BUGS = {  # what is wrong -> (text, its replacement, the check)
     "buffered": (
@@ -81,7 +79,7 @@ def test_a_planted_bug_is_found(name, tmp_path):
 
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
-def test_the_store_of_the_guide_passes(check, tmp_path):
+def test_the_store_without_faults_passes(check, tmp_path):
     check(subject_of(tmp_path))
 
 
@@ -109,3 +107,24 @@ def test_what_cannot_be_tried_is_said(tmp_path):
     subject = OutputSubject(spec=TestSqlite.spec, file=TestSqlite.file)
     with pytest.raises(CheckSkipped, match="not added at the end of a file"):
         BY_NAME["torn_records_are_passed_over"](subject)
+
+
+SLOW = PLUGIN.replace(
+    "        self.last += 1\n", "        self.last += 1\n        __import__('time').sleep(0.02)\n"
+)
+
+
+def test_a_slow_store_gets_fewer_and_larger_records(tmp_path, monkeypatch):
+    """One that writes a version a record took minutes; what is wrong is still found."""
+    monkeypatch.setattr(outputs, "ADDING_SECONDS", 0.2)
+    monkeypatch.setattr(outputs, "LEAST_RECORDS", 20)
+    assert outputs._num_records(subject_of(tmp_path, SLOW)) == 20
+    outputs.records_are_read_one_by_one(subject_of(tmp_path, SLOW))
+    text, instead, _ = BUGS["all at once"]
+    with pytest.raises(CheckFailed, match="MiB were taken for the first record of 19 MiB"):
+        outputs.records_are_read_one_by_one(subject_of(tmp_path, SLOW.replace(text, instead)))
+
+
+def test_a_quick_store_gets_many_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "ADDING_SECONDS", 60.0)
+    assert outputs._num_records(subject_of(tmp_path)) == outputs.MOST_RECORDS

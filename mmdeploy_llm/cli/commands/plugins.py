@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mmdeploy_llm.hooks import PluginInfo, PluginManager
-    from mmdeploy_llm.testing.check import Verdict
+    from mmdeploy_llm.testing.verdicts import Verdict
 
 LOAD_PLUGINS = f"{__name__}.load"  # key of the program's plugin loader in the context's meta
 COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}

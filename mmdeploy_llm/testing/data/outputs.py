@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +27,9 @@ from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, a
 
 SECONDS = 60.0
 MODES: tuple[Mode, ...] = ("resume", "overwrite")
-BIG_RECORDS, BIG_TEXT = 2_000, 10_000
+# A large output: so many bytes in as many records as a store adds in these seconds. Where each
+# record is a transaction or a version, there are fewer, and they are larger.
+BIG_SIZE, MOST_RECORDS, LEAST_RECORDS, ADDING_SECONDS = 20_000_000, 2_000, 100, 2.0
 TEXTS = {  # what the text of a record may be
     "plain": "A red square.",
     "nothing": "",
@@ -272,8 +275,9 @@ def runs_are_resumed(subject: OutputSubject) -> None:
 
 def records_are_read_one_by_one(subject: OutputSubject) -> None:
     """The first record of a large output comes before the others are read."""
+    num_records = _num_records(subject)
     with subject.output() as (_, sink):
-        _add(sink, records_of(["x" * BIG_TEXT] * BIG_RECORDS))
+        _add(sink, records_of(["x" * (BIG_SIZE // num_records)] * num_records))
         tracemalloc.start()
         try:
             entries = sink.entries()
@@ -281,12 +285,21 @@ def records_are_read_one_by_one(subject: OutputSubject) -> None:
             taken, _ = tracemalloc.get_traced_memory()  # opening it may take more for a moment
         finally:
             tracemalloc.stop()
-    size = BIG_RECORDS * BIG_TEXT
     demand(
-        taken < size // 4,
-        f"{taken >> 20} MiB were taken for the first record of {size >> 20} MiB; yield one after "
-        "the other",
+        taken < BIG_SIZE // 4,
+        f"{taken >> 20} MiB were taken for the first record of {BIG_SIZE >> 20} MiB; yield one "
+        "after the other",
     )
+
+
+def _num_records(subject: OutputSubject) -> int:
+    """Returns how many records make a large output, by the time that a few take."""
+    few = records_of(["x" * (BIG_SIZE // MOST_RECORDS)] * 20)
+    with subject.output() as (_, sink):
+        begin = time.perf_counter()
+        _add(sink, few)
+        seconds = (time.perf_counter() - begin) / len(few)
+    return max(LEAST_RECORDS, min(MOST_RECORDS, int(ADDING_SECONDS / seconds)))
 
 
 CHECKS: tuple[Check, ...] = (

@@ -15,10 +15,6 @@ import transformers
 from PIL import Image, ImageOps
 from torch import Tensor
 
-# Not by its public name, which older versions refuse without torchvision, for any backend.
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessor, PluginManager
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.selection import ANY_MODEL
@@ -74,6 +70,10 @@ class TransformersImages:
                 f"it in `checkpoint`, give the model's spec `tiny`, or {GIVE_YOUR_OWN}"
             )
         try:
+            # Here, for it takes seconds. Not by its public name, which older versions refuse
+            # without torchvision, for any backend.
+            from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
             self.images: Any = AutoImageProcessor.from_pretrained(
                 folder, backend="pil", local_files_only=True, trust_remote_code=False
             )
@@ -276,6 +276,8 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
     """Returns the class that the checkpoint or its model type names, None where there is none."""
     names = (checkpoint.read_json(name).get("processor_class") for name in NAMING_FILES)
     model_type = getattr(checkpoint.config, "model_type", None)
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
     named = next(filter(None, names), None) or PROCESSOR_MAPPING_NAMES.get(model_type)
     return getattr(transformers, str(named), None)
 

@@ -1,5 +1,6 @@
 """Looks in a fresh process what a plugin changes there when it is imported, lists what it provides,
-and when its factories are imported."""
+and when its factories are imported; where that process cannot tell, in a second one that has
+imported torch and transformers before."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from mmdeploy_llm.hooks.validation import PROVIDED
-from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
+from mmdeploy_llm.testing.models.base import Check, CheckFailed, demand
 
 from .plugin_subject import PluginSubject
 
@@ -22,7 +23,7 @@ PROBE = """
 import importlib, json, sys
 path, names, hooks = json.loads(sys.argv[1])
 sys.path[:] = path
-from mmdeploy_llm.testing.plugins.left_over import Left, replaced_by
+from mmdeploy_llm.testing.plugins.left_over import Left, named_by, replaced_by
 from pathlib import Path
 import mmdeploy_llm.hooks
 from mmdeploy_llm import layers
@@ -49,7 +50,7 @@ for name, listed in specs.items():
     left = Left()
     for spec in listed:
         try:
-            imported(spec.factory)
+            imported(named_by(spec))
         except Exception:  # whatever a module raises: factories_can_be_imported says so
             continue
     found[name][1] = left.difference() or replaced_by(name)
@@ -78,10 +79,10 @@ def changes_of(modules: Sequence[str]) -> Mapping[str, tuple[str | None, str | N
 def imports_change_nothing(subject: PluginSubject) -> None:
     """Importing the module, listing, and importing the factories replaces no function of others,
     changes no setting of the process, and starts nothing."""
-    if subject.module is not None and getattr(subject.module, "__spec__", None) is None:
-        raise CheckSkipped(f"{subject.module_name} is not a file that another process can import")
-    name = subject.module_name if subject.file is None else str(subject.file)
-    changes = changes_of((name,)).get(name, (None, None))
+    changes = subject.probe["changes"]
+    if changes is None:  # it is the first that imports a library
+        name = subject.module_name if subject.file is None else str(subject.file)
+        changes = changes_of((name,)).get(name, (None, None))
     for when, change in zip(WHEN, changes, strict=True):
         demand(change is None, f"{subject.module_name!r} changes the process {when}: {change}")
 

@@ -100,6 +100,13 @@ class Left:
         return None
 
 
+def named_by(spec: Any) -> str:
+    """Returns "module:name" of the factory of a spec, or of what it has instead: the reader of a
+    format of corpora, the converter of a preset; "" where that names none."""
+    named = (getattr(spec, name, None) for name in ("factory", "reader", "convert"))
+    return next((name for name in named if name), "")
+
+
 def replaced_by(module: str) -> str | None:
     """Says which shared function or class is now one of the package of `module`; None for none."""
     package = module.partition(".")[0] + "."

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,47 +21,11 @@ from mmdeploy_llm.hooks.files import load_file
 from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import Spec
 from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
-from mmdeploy_llm.hooks.validation import PROVIDED
-from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped, attributed, demand
+from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped, attributed
 from mmdeploy_llm.values.options.plugin_choice import is_path
 
 from .installed import installed
-
-PROBE_TIMEOUT = 120.0
-IMPORTTIME = "import time:"
-HEAVY = ("torch", "transformers")
-
-# Runs in a fresh process. argv[1]: sys.path, name of the module, its file if it is a single one,
-# provide_ hooks; argv[2]: HEAVY.
-PROBE = """
-import json, sys, time
-path, name, file, hooks = json.loads(sys.argv[1])
-sys.path[:] = path
-import mmdeploy_llm.hooks
-importers = {}
-class Finder:
-    def find_spec(self, module, *_):
-        frame = sys._getframe(1)
-        while "importlib" in frame.f_code.co_filename:
-            frame = frame.f_back
-        importers.setdefault(module, f"{frame.f_code.co_filename}:{frame.f_lineno}")
-sys.meta_path.insert(0, Finder())
-import pathlib, mmdeploy_llm.hooks.files
-print("BEGIN", file=sys.stderr, flush=True)
-start = time.perf_counter()
-if file is None:
-    __import__(name)  # of which Python tells the time of each module
-    module = sys.modules[name]
-else:
-    module = mmdeploy_llm.hooks.files.load_file(pathlib.Path(file))
-seconds = time.perf_counter() - start
-print("IMPORTED", flush=True)
-for hook in hooks:
-    list(getattr(module, hook, list)())
-heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
-by = {name: importers.get(name, "") for name in heavy}
-print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy, "by": by}))
-"""
+from .probe import probed
 
 
 @dataclass(kw_only=True)
@@ -175,67 +136,8 @@ class PluginSubject:
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:
-        """Findings of a fresh process: seconds of the import, and imported HEAVY modules."""
+        """The findings of a fresh process, see `probed`."""
         if self.module is not None and getattr(self.module, "__spec__", None) is None:
             raise CheckSkipped(f"{self.module_name} is not a file that another process can import")
         with self._report_once("a fresh process cannot list what the plugin provides"):
-            return self._probed()
-
-    def _probed(self) -> Mapping[str, Any]:
-        file = None if self.file is None else str(self.file)
-        about = [sys.path, self.module_name, file, list(PROVIDED)]
-        arguments = json.dumps(about), json.dumps(HEAVY)
-        command = [sys.executable, "-X", "importtime", "-c", PROBE, *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise CheckFailed(
-                f"importing {self.module_name!r} and listing took over {PROBE_TIMEOUT:g} s; do no "
-                "work at import, move it into the factory"
-            ) from None
-        _, mark, answer = done.stdout.rpartition("PROBE")
-        told = done.stderr.partition("BEGIN")[2] or done.stderr
-        lines = [line for line in told.splitlines() if not line.startswith(IMPORTTIME)]
-        last = ([line for line in lines if line.strip()] or [f"exit status {done.returncode}"])[-1]
-        is_imported = "IMPORTED" in done.stdout
-        doing = "calling the provide_ hooks of" if is_imported else "importing"
-        demand(
-            mark and done.returncode == 0,
-            f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
-            "importable on its own and list what it provides",
-        )
-        times = {"slowest": _slowest(done.stderr), "heavy_seconds": _heavy_seconds(done.stderr)}
-        return {**json.loads(answer), **times}
-
-
-def _slowest(told: str) -> str:
-    """Returns the module that took longest by itself after BEGIN, from what Python tells."""
-    timed = [(own, name.strip()) for own, _, name in _timed(told)]
-    micros, name = max(timed, default=(0, "nothing"))
-    return f"{name} ({micros / 1e6:.1f} s)"
-
-
-def _heavy_seconds(told: str) -> float:
-    """Returns the seconds after BEGIN in imports of torch, transformers and this package, and of
-    what they import."""
-    total, within = 0, -1
-    for _, cumulative, name in reversed(_timed(told)):  # a module comes before its importers
-        depth = len(name) - len(name.lstrip())
-        if depth > within >= 0:
-            continue
-        is_heavy = name.strip().partition(".")[0] in (*HEAVY, "mmdeploy_llm")
-        within = depth if is_heavy else -1
-        total += cumulative if is_heavy else 0
-    return total / 1e6
-
-
-def _timed(told: str) -> list[tuple[int, int, str]]:
-    """Returns (own, cumulative, indented name) of the modules imported after BEGIN, in
-    microseconds."""
-    found = []
-    for line in told.partition("BEGIN")[2].splitlines():
-        own, _, rest = line.removeprefix(IMPORTTIME).partition("|")
-        cumulative, _, name = rest.partition("|")
-        if line.startswith(IMPORTTIME) and own.strip().isdigit():
-            found.append((int(own), int(cumulative), name))
-    return found
+            return probed(self.module_name, None if self.file is None else str(self.file))

@@ -204,13 +204,14 @@ def examples_hold(subject: ToolParserSubject) -> None:
     if not subject.examples:
         raise CheckSkipped("no examples were given; add some to `examples`")
     for example in subject.examples:
+        expected = example.content, tuple((name, dict(given)) for name, given in example.calls)
         for pieces in ((example.text,), tuple(example.text)):
             content, calls = subject.result(pieces, example.tools)
             read = tuple((name, json.loads(arguments)) for name, arguments in calls)
             demand(
-                (content, read) == (example.content, example.calls),
+                (content, read) == expected,
                 f"{example.text!r} yields (content, calls) {(content, read)!r}, but the example "
-                f"says {(example.content, example.calls)!r}; correct the parser or the example",
+                f"says {expected!r}; correct the parser or the example",
             )
 
 

@@ -13,7 +13,7 @@ from transformers.utils import is_torchvision_available
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.testing.conformance import MediaProcessorConformance
+from mmdeploy_llm.testing import MediaProcessorConformance
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
 IDEFICS = {

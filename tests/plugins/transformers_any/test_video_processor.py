@@ -9,7 +9,7 @@ from mmdeploy_llm_plugins.transformers_media.video.processor import AnyVideoProc
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.testing.conformance import MediaProcessorConformance
+from mmdeploy_llm.testing import MediaProcessorConformance
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
 SQUARE = {"height": 28, "width": 28}
