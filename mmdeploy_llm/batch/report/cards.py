@@ -93,8 +93,8 @@ class Card:
 
     @property
     def editable(self) -> str:
-        """What names the item in a line of edits, as JSON; "" where its one text is not all of its
-        answer, or is not shown exactly as it is."""
+        """The names of the item in a line of edits, as JSON; "" where its one text is not all of
+        its answer, or is not shown exactly as it is."""
         record, text = self.record, self.record.text
         others = record.answers or record.tool_calls or record.outputs[1:] or record.embedding
         if not record.is_ok or others or without_bidi_controls(text) != text:

@@ -14,11 +14,10 @@ left, 4 none failed, and some answers are empty, cut off, malformed or in a loop
 
 CAPTION_EPILOG = f"""\b
 Examples:
-  mmdeploy-llm caption photos/ extra.png --model Qwen/Qwen3-VL-2B-Instruct
+  mmdeploy-llm caption photos/ extra.png --model models/acme-vl
   mmdeploy-llm caption photos/ -p "Write one sentence for a blind reader."
   mmdeploy-llm caption photos/ --resume          continue an interrupted run
   mmdeploy-llm caption photos/ -o captions.tar   WebDataset: captions beside images
-  mmdeploy-llm caption photos/ --model models/acme-vl
   mmdeploy-llm caption drawings/ --demo          by the bundled model
   mmdeploy-llm caption photos/ --engine max_model_len=8192
 
