@@ -33,6 +33,7 @@ from mmdeploy_llm.testing.attention.subject import BackendSubject
 from mmdeploy_llm.testing.data import corpus, outputs
 from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
 from mmdeploy_llm.testing.media import chats, processors, splitters
+from mmdeploy_llm.testing.media.splitter_subject import SplitterSubject
 from mmdeploy_llm.testing.media.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.testing.models import (
     determinism,
@@ -206,7 +207,7 @@ def _check_processor(
         folder = Path(stack.enter_context(TemporaryDirectory()))
         given = checkpoint or checkpoint_of(spec, folder)
         if spec.yields is not None:
-            one = splitters.SplitterSubject(spec=spec, checkpoint=given, **fields)
+            one = SplitterSubject(spec=spec, checkpoint=given, **fields)
             stack.callback(one.close)
             yield from _run(splitters.CHECKS, what, one)
             return

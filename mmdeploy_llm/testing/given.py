@@ -32,7 +32,7 @@ from mmdeploy_llm.hooks.names import did_you_mean, listing
 from mmdeploy_llm.testing.attention.subject import BackendSubject
 from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
 from mmdeploy_llm.testing.data.outputs import OutputSubject
-from mmdeploy_llm.testing.media.splitters import SplitterSubject
+from mmdeploy_llm.testing.media.splitter_subject import SplitterSubject
 from mmdeploy_llm.testing.media.subject import ProcessorSubject
 from mmdeploy_llm.testing.models.base import Check, attributed, demand
 from mmdeploy_llm.testing.plugins.chat_parts import ChatPartSubject
