@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mmdeploy_llm.testing.models.base import demand
 
@@ -59,7 +60,7 @@ class Cuts:
     def after_rows(self, places: Sequence[int]) -> list[int]:
         """Returns places a few bytes after the first rows: in the header of the next one."""
         found = []
-        for low, high in zip(places, places[1:], strict=False):
+        for low, high in pairwise(places):
             count = self._num_rows(low)
             if self._num_rows(high) > count:
                 while high - low > 1:

@@ -20,9 +20,10 @@ from mmdeploy_llm.hooks.records import FAULTS
 
 # Builtin functions and methods by which a store changes files.
 CHANGING = frozenset(
-    "__exit__ close commit execute executemany executescript flush fsync ftruncate link mkdir print"
-    " remove rename replace rmdir rollback symlink sync truncate unlink write writelines".split()
-)
+    {"__exit__", "close", "commit", "execute", "executemany", "executescript", "flush", "fsync",
+     "ftruncate", "link", "mkdir", "print", "remove", "rename", "replace", "rmdir", "symlink",
+     "sync", "truncate", "unlink", "write", "writelines"}
+)  # fmt: skip
 SECONDS = 5.0  # until which a forked process must have ended
 MOST_STEPS = 8  # at the beginning of a removal, and at its end; fewer between
 LONG = (0.25, 0.5, 0.75)  # of the longest steps, which may be many inside of one call

@@ -152,7 +152,7 @@ def _demand_periodic(
     frames = (long.shape[axes[0]] - short.shape[axes[0]]) if is_one else 0
     if frames <= 0 or frames % more or frames // more < 4:
         raise CheckSkipped(
-            f"the features of {num_periods * PERIOD:.2f} s have shape {tuple(long.shape)}, those of "
+            f"features of {num_periods * PERIOD:.2f} s have shape {tuple(long.shape)}, those of "
             f"{FEW * PERIOD:.2f} s {tuple(short.shape)}: no frames that repeat; {GIVE_YOUR_OWN}"
         )
     own = frames // more

@@ -139,7 +139,9 @@ def _of_archives(blob: bytes, contents: Contents) -> Iterator[Linked]:
         yield Linked(what=f"{what} in it", make=make, contents=own, is_path=True)
 
 
-def demand_unread(kind: str, sources: Mapping[str, Any], process: Process, own: MediaLimits) -> None:
+def demand_unread(
+    kind: str, sources: Mapping[str, Any], process: Process, own: MediaLimits
+) -> None:
     """Demands that no file outside of the root has an effect on what items become, and that no
     server is asked. Raises CheckSkipped for items that cannot name a file."""
     is_checked = False
@@ -178,7 +180,7 @@ def _demand_unread(
             for content in each.contents:
                 path.write_bytes(content)
                 found.append(run(to))
-            is_same = found[0] is None and found[1] is None or _is_same(*found)
+            is_same = all(it is None for it in found) or _is_same(*found)
             demand(
                 is_same,
                 f"{what}: the file {to!r}, which it names, was read, outside allowed_root {root}; "

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand
 
@@ -21,6 +21,8 @@ from .subject import ProcessorSubject
 
 OF_PICTURES = ("pixel", "image", "patch", "frame")  # in names of tensors
 CALL = "raise MediaLimitError where the size in the header is over limits.max_pixels"
+
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError)
 
 
 @contextmanager
@@ -49,20 +51,13 @@ def pixels_are_limited(subject: ProcessorSubject) -> None:
     if not names:
         raise CheckSkipped("its items have no pixels: nothing to add")
     for name in names:
-        source, found = subject.sources()[name], []
-        limits = replace(subject.limits, max_pixels=1)
-        what = f"sample {name!r} with max_pixels=1"
+        source, what = subject.sources()[name], f"sample {name!r} with max_pixels=1"
         with decoding() as sizes:
-            error = error_of(
-                lambda own=source, at=limits: found.append(  # type: ignore[misc]
-                    subject.processor.process(subject.processor.decode(own, at), {})
-                ),
-                what,
-            )
+            made = _made(subject, source, what)
         most = max(sizes, default=0)
         demand(most <= 1, f"{what}: {most} pixels were decoded; {CALL}, first")
         # One that is drawn for the limit has another result.
-        is_ignored = error is None and difference(found[0], subject.made(name)) is None
+        is_ignored = made is not None and difference(made, subject.made(name)) is None
         number = num_pixels(source)
         demand(
             not is_ignored or number == 1,
@@ -70,6 +65,14 @@ def pixels_are_limited(subject: ProcessorSubject) -> None:
         )
         if number is not None and subject.spec.kind == "image":
             _demand_exact(subject, name, number)
+
+
+def _made(subject: ProcessorSubject, source: Any, what: str) -> MediaInput | None:
+    """Returns what is made of a source with max_pixels=1, None where it is refused."""
+    processor, found = subject.processor, []
+    limits = replace(subject.limits, max_pixels=1)
+    error_of(lambda: found.append(processor.process(processor.decode(source, limits), {})), what)
+    return found[0] if found else None
 
 
 def _demand_exact(subject: ProcessorSubject, name: str, number: int) -> None:
@@ -92,10 +95,9 @@ def _is_picture(subject: ProcessorSubject, made: MediaInput) -> bool:
 def num_pixels(source: Any) -> int | None:
     """Returns the number of pixels of one picture that Pillow or numpy knows; None for others."""
     if isinstance(source, bytes):
-        with suppress(OSError, ValueError, SyntaxError, MediaError, Image.DecompressionBombError):
-            with Image.open(io.BytesIO(source)) as image:
-                one = getattr(image, "n_frames", 1) == 1
-                return image.size[0] * image.size[1] if one else None
+        with suppress(*UNREADABLE), Image.open(io.BytesIO(source)) as image:
+            one = getattr(image, "n_frames", 1) == 1
+            return image.size[0] * image.size[1] if one else None
         return None
     if isinstance(source, Image.Image):
         return source.size[0] * source.size[1]

@@ -106,7 +106,8 @@ class SplitterSubject:
         splitter: MediaSplitter | None = None,
     ) -> list[SplitPart]:
         """Splits an item and makes all of its parts."""
-        found = (splitter or self.splitter).split(source, dict(options or {}), limits or self.limits)
+        own = splitter or self.splitter
+        found = own.split(source, dict(options or {}), limits or self.limits)
         return [found[index] for index in range(len(found))]
 
     def all_parts(self) -> Iterator[tuple[str, Sequence[SplitPart], list[SplitPart]]]:
@@ -129,8 +130,8 @@ def is_same(one: SplitPart, two: SplitPart) -> bool:
 
 
 def has_content_of(one: SplitPart, two: SplitPart) -> bool:
-    """Whether two parts have the same options, and sources that a processor cannot tell apart; those
-    of a type of the splitter's own are not looked into."""
+    """Whether two parts have the same options, and sources that a processor cannot tell apart;
+    those of a type of the splitter's own are not looked into."""
     first, other = one.source, two.source
     if type(first) is not type(other) or dict(one.options) != dict(two.options):
         return False
@@ -144,7 +145,7 @@ def has_content_of(one: SplitPart, two: SplitPart) -> bool:
 
 
 def drawn(part: SplitPart, limits: MediaLimits, side: int = DRAWN_SIDE) -> np.ndarray[Any, Any]:
-    """Returns the pixels of a part that is drawn, or has a digest of its own, as a small picture."""
+    """Returns the pixels of a part that is drawn, as a small picture, or was decoded."""
     source = part.source
     if isinstance(source, DecodedImage):
         return np.asarray(source.image)

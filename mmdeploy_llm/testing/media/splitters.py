@@ -360,7 +360,7 @@ def files_outside_the_root_are_refused(subject: SplitterSubject) -> None:
         raise CheckSkipped("it gets paths that were compared with the root: see `links`")
     if not subject.documents():
         raise CheckSkipped("no sample is bytes, so no file was written; add one to `samples`")
-    name, blob = next(iter(subject.documents().items()))
+    blob = next(iter(subject.documents().values()))
     whole = subject.parts(blob)
     with outside_of_a_root(blob) as (root, paths):
         limits = replace(subject.limits, allowed_root=root)
