@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +35,7 @@ from .subject import ProcessorSubject
 
 SHOWN_SIDE = 48  # pixels of a side of what is drawn to be compared
 MOST_BYTES = 2**20  # of a text in which names are looked for
+MOST_FILES = 8  # of a folder, in which names are looked for
 # Names of files in a text, such as a list of pictures; the part before the colon is of a URL.
 NAMES = re.compile(
     rb"(?:[a-z]+:)?[\w%./\\~-]+\.(?:png|jpe?g|gif|webp|bmp|tiff?|svg|wav|mp3|flac|ogg|mp4|mkv|txt)\b",
@@ -54,6 +57,8 @@ ADVICE = "read nothing that a file names, or only what is beneath limits.allowed
 Contents = tuple[bytes, bytes]
 # Returns what a source becomes with these limits, as something to be compared; None: it is refused.
 Process = Callable[[Any, MediaLimits], Any]
+# Puts a content into a root; returns the source that then has it, and where its names begin.
+Place = Callable[[bytes, Path], tuple[Any, Path]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,43 +151,60 @@ def demand_unread(
     server is asked. Raises CheckSkipped for items that cannot name a file."""
     is_checked = False
     for name, source in sources.items():
-        is_file = isinstance(source, Path) and source.is_file()
-        blob = source.read_bytes() if is_file else source
-        if not isinstance(blob, bytes):
-            continue
-        for each in linked(kind, blob):
-            is_checked = True
-            _demand_unread(f"sample {name!r} with {each.what}", each, is_file, process, own)
+        for where, blob, place in _texts_of(source):
+            for each in linked(kind, blob):
+                is_checked = True
+                what = f"sample {name!r}{where} with {each.what}"
+                _demand_unread(what, each, place, process, own)
     if not is_checked:
         raise CheckSkipped("no sample is a text or an archive, which may name another file")
 
 
+def _texts_of(source: Any) -> Iterator[tuple[str, bytes, Place]]:
+    """Yields what may name files in a source: where it is in it, its content, and what puts another
+    one in its place."""
+    if isinstance(source, bytes):
+        yield "", source, lambda blob, root: (blob, Path.cwd())
+    elif isinstance(source, Path) and source.is_file():
+        yield "", source.read_bytes(), lambda blob, root: _written(root / source.name, blob)
+    elif isinstance(source, Path):
+        for file in islice((it for it in sorted(source.rglob("*")) if it.is_file()), MOST_FILES):
+            inside = file.relative_to(source)
+
+            def place(blob: bytes, root: Path, inside: Path = inside) -> tuple[Path, Path]:
+                folder = root / source.name
+                shutil.copytree(source, folder, dirs_exist_ok=True)
+                return folder, _written(folder / inside, blob)[1]
+
+            yield f", its {inside}", file.read_bytes(), place
+
+
+def _written(path: Path, blob: bytes) -> tuple[Path, Path]:
+    path.write_bytes(blob)
+    return path, path.parent
+
+
 def _demand_unread(
-    what: str, each: Linked, is_file: bool, process: Process, own: MediaLimits
+    what: str, each: Linked, place: Place, process: Process, own: MediaLimits
 ) -> None:
     with TemporaryDirectory() as folder:
         root, other = (Path(folder, name).resolve() for name in ("root", "root-other"))
         root.mkdir()
         other.mkdir()
-        path, document = other / f"other{each.suffix}", root / "document"
-        limits = replace(own, allowed_root=root)
+        path, limits = other / f"other{each.suffix}", replace(own, allowed_root=root)
 
         def run(to: str) -> Any:
-            source: Any = each.make(to)
-            if is_file:
-                document.write_bytes(source)
-                source = document
-            return process(source, limits)
+            return process(place(each.make(to), root)[0], limits)
 
-        names = [os.fspath(path), path.as_uri(), os.path.relpath(path, root if is_file else None)]
+        base = place(b"", root)[1]
+        names = [os.fspath(path), path.as_uri(), os.path.relpath(path, base)]
         for to in names[:1] if each.is_path else names:
             found = []
             for content in each.contents:
                 path.write_bytes(content)
                 found.append(run(to))
-            is_same = all(it is None for it in found) or _is_same(*found)
             demand(
-                is_same,
+                all(it is None for it in found) or _is_same(*found),
                 f"{what}: the file {to!r}, which it names, was read, outside allowed_root {root}; "
                 f"{ADVICE}",
             )
@@ -220,15 +242,13 @@ def files_named_by_a_document_are_not_read(subject: SplitterSubject) -> None:
         except FAULTS:
             return None
 
-    folders = [(name, it) for name, it in subject.sources().items() if isinstance(it, Path)]
-    for name, path in folders:
-        if path.is_dir():
-            _demand_no_links(f"sample {name!r}", path, process, subject.limits)
-    sources = {name: it for name, it in subject.sources().items() if it not in folders}
+    folders = {name: path for name, path in subject.files().items() if path.is_dir()}
+    for name, path in folders.items():
+        _demand_no_links(f"sample {name!r}", path, process, subject.limits)
     try:
-        demand_unread(subject.spec.kind, sources, process, subject.limits)
+        demand_unread(subject.spec.kind, subject.sources(), process, subject.limits)
     except CheckSkipped:
-        if not any(path.is_dir() for _, path in folders):
+        if not folders:
             raise
 
 

@@ -240,8 +240,8 @@ def _demand_few(subject: FetcherSubject, uri: str, limits: MediaLimits, what: st
     found = subject.get(uri, limits)
     demand(
         not isinstance(found, bytes) or len(found) <= limits.max_bytes,
-        f"{what} with max_bytes={limits.max_bytes} {_shown(found)}; read no more than max_bytes + 1 "
-        "and call limits.check_bytes, whatever the size that is said",
+        f"{what} with max_bytes={limits.max_bytes} {_shown(found)}; read no more than max_bytes + "
+        "1 and call limits.check_bytes, whatever the size that is said",
     )
 
 
