@@ -440,6 +440,8 @@ class UnpackedTapes(Tapes):
             with tarfile.open(fileobj=io.BytesIO(blob), mode="r:") as archive:
                 archive.extractall(folder, filter="fully_trusted")
                 names = archive.getnames()
+            if not names:
+                raise MediaError("no pictures")
             return [SplitPart(source=Path(folder, name).read_bytes(), label=name) for name in names]
 
 
@@ -448,6 +450,8 @@ class LinkedTapes(Tapes):
 
     def members(self, blob, limits):
         with tarfile.open(fileobj=io.BytesIO(blob), mode="r:") as archive:
+            if not archive.getmembers():
+                raise MediaError("no pictures")
             return [
                 SplitPart(
                     source=Path(it.linkname).read_bytes()

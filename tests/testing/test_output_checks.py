@@ -121,8 +121,10 @@ BUGS = {  # what is wrong -> (text, its replacement, the check)
         '            self.file.write("{} {}\\n".format(*own).encode())\n\n',
         "removals_are_all_or_none"),
     "a transaction for each": (
-        TRANSACTION, "        for own in positions:\n            self.database.execute(\"DELETE FROM "
-        'records WHERE position = ?", (own,))\n\n', "removals_are_all_or_none"),
+        TRANSACTION,
+        "        for own in positions:\n"
+        '            self.database.execute("DELETE FROM records WHERE position = ?", (own,))\n\n',
+        "removals_are_all_or_none"),
     "many statements in one call": (
         TRANSACTION, '        self.database.executemany("DELETE FROM records WHERE position = ?", '
         "[(own,) for own in positions])\n\n", "removals_are_all_or_none"),
