@@ -298,7 +298,7 @@ class Frames(MediaSplitter):
             image = Image.open(io.BytesIO(blob), formats=["GIF"])
             self.check(image, limits)
             return Shown(image, image.n_frames, self, options.get("turn", 0))
-        except (OSError, EOFError, ValueError, SyntaxError, struct.error) as error:
+        except (OSError, EOFError, IndexError, ValueError, SyntaxError, struct.error) as error:
             raise MediaError(f"no GIF: {error}") from None
 
     def check(self, image, limits):
@@ -319,7 +319,7 @@ class Shown(list):
             with self.lock:
                 self.image.seek(number)
                 found = self.image.convert("RGB")
-        except (OSError, EOFError, ValueError, SyntaxError, struct.error) as error:
+        except (OSError, EOFError, IndexError, ValueError, SyntaxError, struct.error) as error:
             raise MediaError(f"a frame: {error}") from None
         return SplitPart(source=found.rotate(self.turn), label=f"frame {number + 1}")
 
@@ -537,6 +537,8 @@ class Sounds(MediaProcessor):
                     raise MediaLimitError("too long")
                 found = np.frombuffer(file.readframes(file.getnframes()), "<i2")
                 rate, channels = file.getframerate(), file.getnchannels()
+        except MediaError:
+            raise
         except (wave.Error, EOFError, struct.error, RuntimeError, ValueError) as error:
             raise MediaError(f"no WAV: {error}") from None
         if len(found) < 800 * channels or len(found) % channels:

@@ -58,8 +58,9 @@ class Cuts:
         )
 
     def after_rows(self, places: Sequence[int]) -> list[int]:
-        """Returns places a few bytes after the first rows: in the header of the next one."""
-        found = []
+        """Returns places a few bytes after the beginning, and after rows: in the header of the next
+        one."""
+        found = [step for step in STEPS if step < len(self._content)]
         for low, high in pairwise(places):
             count = self._num_rows(low)
             if self._num_rows(high) > count:

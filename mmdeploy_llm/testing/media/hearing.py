@@ -9,6 +9,8 @@ features that do so too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -23,19 +25,20 @@ from .truth import GIVE_YOUR_OWN
 
 # Seconds after which a sound repeats itself: many hops of all usual ones, and no number of chunks
 # of a usual length.
-PERIOD = 3.36
+PERIOD = 3.68
 PERIODS = (19, 7, 4)  # of a sound, the first number that the processor takes; a minute is usual
 FEW = 2
+LOUDNESS = 0.005  # with what is above, so that nothing is cut off
 LOW, HIGH = 40.0, 0.4  # Hz; of the rate: between which the sound is
 ABOVE = (0.6, 1.2)  # of the rate: what resampling must leave out
-MOST_APART = 0.3  # of the mean deviation of features: by which resampled ones may differ
-MOST_JOINT = 0.1  # of their standard deviation: by which those of one frame may differ
+MOST_APART = 0.2  # of the mean deviation of features: by which resampled ones may differ
+MOST_JOINT = 0.03  # of their standard deviation: by which those of one frame may differ
 
 
 def sounds_are_resampled(subject: ProcessorSubject) -> None:
     """A sound at another rate has the features and tokens that it has at the processor's own."""
     rate, is_known = _rate(subject)
-    num_periods, first = _first(subject, rate)
+    num_periods, first = _first(subject, rate, PERIODS[1:])
     kept = _features(first)
     for times in (2, 3):
         above = ABOVE if times == 3 and is_known else None  # else some of it may be heard
@@ -60,7 +63,7 @@ def sounds_are_resampled(subject: ProcessorSubject) -> None:
 def features_have_no_joints(subject: ProcessorSubject) -> None:
     """The features of a long sound are those of the whole, not of chunks that are put together."""
     rate, _ = _rate(subject)
-    num_periods, made = _first(subject, rate)
+    num_periods, made = _first(subject, rate, PERIODS)
     what = f"a sound of {num_periods * PERIOD:.2f} s"
     try:
         markers = (*subject.processor.markers, subject.processor.token)
@@ -91,7 +94,7 @@ def steady(
         spectrum[band] = loudness * np.exp(1j * phases) / np.sqrt(heights[band])
     time = np.arange(count) / count
     values = np.fft.irfft(spectrum, count) * count * (0.1 + np.sin(np.pi * time) ** 2)
-    return np.tile(values * 0.02, num_periods).clip(-1, 1).astype(np.float32)
+    return np.tile(values * LOUDNESS, num_periods).clip(-1, 1).astype(np.float32)
 
 
 def _rate(subject: ProcessorSubject) -> tuple[int, bool]:
@@ -104,11 +107,11 @@ def _rate(subject: ProcessorSubject) -> tuple[int, bool]:
     return (given, True) if isinstance(given, int) and given > 0 else (RATE, False)
 
 
-def _first(subject: ProcessorSubject, rate: int) -> tuple[int, MediaInput]:
-    """Returns the longest sound that the processor takes: its periods, and what is made of it.
-    Raises CheckSkipped where it takes none."""
+def _first(subject: ProcessorSubject, rate: int, numbers: Sequence[int]) -> tuple[int, MediaInput]:
+    """Returns the first sound that the processor takes, of these numbers of periods: its own, and
+    what is made of it. Raises CheckSkipped where it takes none."""
     reason: MediaError | None = None
-    for num_periods in PERIODS:
+    for num_periods in numbers:
         source = wav_bytes(steady(num_periods, rate), rate=rate)
         try:
             item = subject.processor.decode(source, subject.limits)

@@ -235,27 +235,27 @@ def pixels_are_limited(subject: SplitterSubject) -> None:
             whole = _pictures(subject.parts(source))
         if most := max((*sizes, *whole), default=0):
             is_checked = True
-            _demand_limited(subject, name, most if sizes else None)
+            for limit in (1, most - 1):
+                _demand_limited(subject, name, limit)
+        if sizes:
+            with attributed(f"sample {name!r} with max_pixels={most}", "allow exactly max_pixels"):
+                subject.parts(source, replace(subject.limits, max_pixels=most))
     if not is_checked:
         raise CheckSkipped("no part is a loaded picture, and none is decoded: nothing to add")
 
 
-def _demand_limited(subject: SplitterSubject, name: str, exact: int | None) -> None:
-    source = subject.sources()[name]
-    what = f"sample {name!r} with max_pixels=1"
-    limits = replace(subject.limits, max_pixels=1)
+def _demand_limited(subject: SplitterSubject, name: str, limit: int) -> None:
+    source, what = subject.sources()[name], f"sample {name!r} with max_pixels={limit}"
+    limits = replace(subject.limits, max_pixels=limit)
     found: list[SplitPart] = []
     with decoding() as sizes:
         error_of(lambda: found.extend(subject.parts(source, limits)), what)
     most = max((*sizes, *_pictures(found)), default=0)
     demand(
-        most <= 1,
+        most <= limit,
         f"{what}: a picture of {most} pixels was made; raise MediaLimitError where the size in its "
         "header is over limits.max_pixels, before anything is decoded or drawn",
     )
-    if exact is not None:
-        with attributed(f"sample {name!r} with max_pixels={exact}", "allow exactly max_pixels"):
-            subject.parts(source, replace(subject.limits, max_pixels=exact))
 
 
 def _pictures(parts: Iterable[SplitPart]) -> list[int]:

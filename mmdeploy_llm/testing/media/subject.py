@@ -116,12 +116,12 @@ class ProcessorSubject:
         return self._truths[key]
 
     @property
-    def itemchoices_of(self) -> tuple[Mapping[str, Any], ...]:
+    def item_choices(self) -> tuple[Mapping[str, Any], ...]:
         """The options of an item that are tried: those of `item_options`, each alone too."""
         return choices_of(self.item_options)
 
     @property
-    def otherchoices_of(self) -> tuple[Mapping[str, Any], ...]:
+    def other_choices(self) -> tuple[Mapping[str, Any], ...]:
         """The options of an engine that are tried: those of `other_options`, each alone too."""
         return choices_of(self.other_options)
 
