@@ -12,6 +12,7 @@ import xml.sax
 import xml.sax.handler
 from hashlib import blake2b
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -140,6 +141,59 @@ class GammaForgotten(Scans):
 def scan(height, width, seed):
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
     return b"SCAN" + struct.pack("<HH", width, height) + pixels.tobytes()
+
+
+# Collages: a text of colours, and of names of pictures, which are left out.
+class Collages(MediaProcessor):
+    kind, token, markers = "collage", "<collage>", ("<collage>",)
+
+    def __init__(self, checkpoint, options):
+        pass
+
+    def decode(self, source, limits):
+        blob = checked(source, {}, set(), limits)
+        head, *words = blob.decode("latin-1").split(" ")
+        if head != "COLLAGE" or not words:
+            raise MediaError("no collage")
+        return [self.tile(word, limits) for word in words], digest_of(blob)
+
+    def tile(self, word, limits):
+        """Returns a few pixels."""
+        if "." in word:
+            word = self.colour(word, limits)
+        try:
+            return np.asarray(Image.new("RGB", (4, 4), word))
+        except ValueError as error:
+            raise MediaError(str(error)) from None
+
+    def colour(self, name, limits):
+        return "white"
+
+    def process(self, item, options):
+        if options:
+            raise MediaError("a collage has no options")
+        values = torch.from_numpy(np.stack(item[0]).astype(np.float32))
+        return MediaInput(kind=self.kind, tensors={"tiles": values}, num_tokens=1, key=item[1])
+
+    def count_tokens(self, item, options):
+        return 1
+
+
+class CollagesWithFiles(Collages):
+    def colour(self, name, limits):
+        try:
+            with Image.open(unquote(name.removeprefix("file://"))) as image:
+                return image.convert("RGB").getpixel((0, 0))
+        except (OSError, ValueError):
+            return "white"
+
+
+class CollagesBesideTheRoot(CollagesWithFiles):
+    """Compares the beginnings of texts."""
+
+    def colour(self, name, limits):
+        is_inside = os.path.abspath(name).startswith(str(limits.allowed_root or "/"))
+        return super().colour(name, limits) if is_inside else "white"
 
 
 # Drawings in SVG: each <g> of the file is a page. Rectangles, texts, and pictures in data: URLs.

@@ -22,6 +22,8 @@ BUGS = {  # the class with the bug -> the check
     "WholeGammas": "keys_change_with_the_options",
     "InvertForgotten": "keys_change_with_the_options",
     "GammaForgotten": "keys_change_with_the_options",
+    "CollagesWithFiles": "linked_files_are_not_read",
+    "CollagesBesideTheRoot": "linked_files_are_not_read",
     "VectorsWithFiles": "files_named_by_a_document_are_not_read",
     "VectorsWithURLs": "files_named_by_a_document_are_not_read",
     "VectorsWithEntities": "files_named_by_a_document_are_not_read",
@@ -54,7 +56,7 @@ BUGS = {  # the class with the bug -> the check
     "SecondsForgotten": "keys_change_with_every_byte",
 }
 MISSED: dict[str, str] = {}  # why the kit does not find a bug
-GOOD = ("Scans", "Vectors", "Frames", "Tapes", "Albums", "Sounds")
+GOOD = ("Scans", "Collages", "Vectors", "Frames", "Tapes", "Albums", "Sounds")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,8 @@ def fields_of(name, folder):
         samples = {"tall": planted.scan(60, 30, 1), "wide": planted.scan(24, 60, 2)}
         gammas = ({"gamma": 2.0}, {"gamma": 2.4})
         return {"samples": samples, "item_options": gammas, "other_options": {"invert": True}}
+    if name == "Collages":
+        return {"samples": {"one": b"COLLAGE red picture.png", "two": b"COLLAGE blue lime"}}
     if name == "Vectors":
         samples = {"one": planted.svg("red"), "two": planted.svg("red", "blue")}
         twins = {"other colours": (planted.svg("green", "navy"), planted.svg("green", "lime"))}

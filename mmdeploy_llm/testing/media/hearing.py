@@ -26,7 +26,7 @@ from .truth import GIVE_YOUR_OWN
 # Seconds after which a sound repeats itself: many hops of all usual ones, and no number of chunks
 # of a usual length.
 PERIOD = 3.68
-PERIODS = (19, 7, 4)  # of a sound, the first number that the processor takes; a minute is usual
+PERIODS = (19, 7, 4, 1)  # of a sound, the first number that the processor takes
 FEW = 2
 LOUDNESS = 0.005  # with what is above, so that nothing is cut off
 LOW, HIGH = 40.0, 0.4  # Hz; of the rate: between which the sound is
@@ -151,7 +151,7 @@ def _demand_periodic(
     long, short = (_features(subject.run_source(what, source)) for source in sources)
     axes = [n for n in range(long.dim()) if long.shape[n] != short.shape[n]]
     more = num_periods - FEW
-    is_one = long.dim() == short.dim() and len(axes) == 1
+    is_one = more > 0 and long.dim() == short.dim() and len(axes) == 1
     frames = (long.shape[axes[0]] - short.shape[axes[0]]) if is_one else 0
     if frames <= 0 or frames % more or frames // more < 4:
         raise CheckSkipped(

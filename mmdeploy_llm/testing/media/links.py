@@ -64,13 +64,14 @@ Place = Callable[[bytes, Path], tuple[Any, Path]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linked:
     """A file that names another. make: returns it for the name. contents: of the other file, with
-    which it must become the same. suffix: of the other file. is_path: whether the name is a path
-    only, as that of a link in an archive is."""
+    which it must become the same. suffix: of the other file. num_names: of its names, those that
+    are tried: path, URI and relative path. is_path: whether it is no URL."""
 
     what: str
     make: Callable[[str], bytes]
     contents: Contents
     suffix: str = ".png"
+    num_names: int = 3
     is_path: bool = False
 
 
@@ -86,7 +87,9 @@ def linked(kind: str, blob: bytes) -> Iterator[Linked]:
         suffix = ".wav" if kind == "audio" else ".mp4"
         for what, text in PLAYLISTS.items():
             make = lambda to, text=text: text.format(to=to).encode()  # noqa: E731
-            yield Linked(what=what, make=make, contents=(made[0], made[1]), suffix=suffix)
+            yield Linked(
+                what=what, make=make, contents=(made[0], made[1]), suffix=suffix, num_names=1
+            )
 
 
 def _of_texts(blob: bytes, contents: Contents) -> Iterator[Linked]:
@@ -141,7 +144,7 @@ def _of_archives(blob: bytes, contents: Contents) -> Iterator[Linked]:
             return made.getvalue()
 
         own = (files[0][1], contents[0])
-        yield Linked(what=f"{what} in it", make=make, contents=own, is_path=True)
+        yield Linked(what=f"{what} in it", make=make, contents=own, num_names=1, is_path=True)
 
 
 def demand_unread(
@@ -198,7 +201,7 @@ def _demand_unread(
 
         base = place(b"", root)[1]
         names = [os.fspath(path), path.as_uri(), os.path.relpath(path, base)]
-        for to in names[:1] if each.is_path else names:
+        for to in names[: each.num_names]:
             found = []
             for content in each.contents:
                 path.write_bytes(content)
