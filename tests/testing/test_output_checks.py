@@ -179,7 +179,10 @@ def test_the_formats_of_this_package_pass(spec, check):
         pytest.importorskip("lance")
         if check is outputs.records_are_read_one_by_one:
             return  # its journal, of 64 MiB at most, is in memory
-    if check is outputs.torn_records_are_passed_over and spec.name != "jsonl":
+    if check is outputs.removals_are_all_or_none and spec.name != "lance":
+        with pytest.raises(CheckSkipped, match="it is no RecordStore"):
+            check(OutputSubject(spec=spec))
+    elif check is outputs.torn_records_are_passed_over and spec.name != "jsonl":
         with pytest.raises(CheckSkipped, match="only its author can tear a record"):
             check(OutputSubject(spec=spec))
     else:

@@ -80,7 +80,7 @@ sink = opened(subject.place(Path(given["output"])))
 again = lambda path: opened(subject.place(path))
 print(json.dumps(report(sink, again, given["positions"])))
 """
-NUM_REMOVED = 30
+NUM_REMOVED = 40
 
 
 @dataclass(kw_only=True)

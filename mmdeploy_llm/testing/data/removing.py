@@ -25,8 +25,10 @@ CHANGING = frozenset(
      "sync", "truncate", "unlink", "write", "writelines"}
 )  # fmt: skip
 SECONDS = 5.0  # until which a forked process must have ended
-MOST_STEPS = 8  # at the beginning of a removal, and at its end; fewer between
-LONG = (0.25, 0.5, 0.75)  # of the longest steps, which may be many inside of one call
+MOST_STEPS = 6  # at the beginning of a removal, and at its end; fewer between
+# Of the seconds of the longest steps, which may be many inside of one call; small ones too, since a
+# step may have been slow when it was timed.
+LONG = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 NUM_LONG = 2
 
 Told = dict[str, Any]
