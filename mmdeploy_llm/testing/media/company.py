@@ -61,9 +61,11 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
         for name, made in found:
             _demand_same(f"sample {name!r}", expected[name], made)
     for source, first in _shared_sources(subject):
-        for made in at_once(  # type: ignore[misc]
-            lambda _, own=source: subject.run_source("it", own, processor), package
-        ):
+
+        def shared(_: int, own: Any = source) -> MediaInput:
+            return subject.run_source("it", own, processor)
+
+        for made in at_once(shared, package):
             _demand_same("a loaded object that all threads share", first, made)
 
 

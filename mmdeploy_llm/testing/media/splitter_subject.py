@@ -136,12 +136,12 @@ def has_content_of(one: SplitPart, two: SplitPart) -> bool:
     if type(first) is not type(other) or dict(one.options) != dict(two.options):
         return False
     if isinstance(first, Image.Image):
-        return first.size == other.size and first.tobytes() == other.tobytes()
+        return bool(first.size == other.size and first.tobytes() == other.tobytes())
     if isinstance(first, np.ndarray):
         return np.array_equal(first, other)
     if isinstance(first, (Drawing, DecodedImage)):
         return (first.digest, first.size) == (other.digest, other.size)
-    return not isinstance(first, (bytes, str, Path)) or first == other
+    return not isinstance(first, (bytes, str, Path)) or bool(first == other)
 
 
 def drawn(part: SplitPart, limits: MediaLimits, side: int = DRAWN_SIDE) -> np.ndarray[Any, Any]:
