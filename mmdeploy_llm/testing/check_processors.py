@@ -15,6 +15,7 @@ from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.testing.media import processors, splitters
+from mmdeploy_llm.testing.media.splitter_subject import SplitterSubject
 from mmdeploy_llm.testing.media.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.testing.models.base import CheckFailed
 
@@ -33,7 +34,7 @@ def check_processor(
         folder = Path(stack.enter_context(TemporaryDirectory()))
         given = checkpoint or checkpoint_of(spec, folder)
         if spec.yields is not None:
-            one = splitters.SplitterSubject(spec=spec, checkpoint=given, **fields)
+            one = SplitterSubject(spec=spec, checkpoint=given, **fields)
             stack.callback(one.close)
             yield from run(splitters.CHECKS, what, one)
             return

@@ -106,7 +106,7 @@ DOORS: Mapping[type | str, Door] = MappingProxyType(
         OutputSinkSpec: Door(modules=("data.outputs",), subject="data.outputs:OutputSubject"),
     }
 )
-SPLITTER = Door(modules=("media.splitters",), subject="media.splitters:SplitterSubject")
+SPLITTER = Door(modules=("media.splitters",), subject="media.splitter_subject:SplitterSubject")
 
 
 def door_of(spec: Any) -> Door | None:

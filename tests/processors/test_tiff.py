@@ -70,6 +70,7 @@ class TestTIFF(SplitterConformance):
         "a word": b"II*\0",
         "no TIFF": b"a text that is no picture",
     }
+    item_options: ClassVar = ({"turn": 90}, {"turn": 180}, {"pages": "1"})
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "tiff_lzw"}, {"big_tiff": True}])

@@ -1,6 +1,7 @@
 """Bugs planted in a reader of a format of corpora: each is found by the check that the table
 names."""
 
+import json
 import pickle
 import struct
 
@@ -86,12 +87,114 @@ BUGS = {  # what is wrong -> (text, its replacement, the check)
         "return pickle.loads(data)", "return {**pickle.loads(data), 'id': 'x'}",
         "rows_are_those_of_the_files"),
 }  # fmt: skip
+# Other formats, whose cuts must be told: the number of rows first, a sum after each, and text.
+COUNTED = """
+import json, struct
+from mmdeploy_llm.hooks import CorpusFormatSpec, hookimpl
+
+def read(file):
+    with file.open() as content:
+        head = content.read(8)
+        if len(head) < 8:
+            raise EOFError("no head")
+        _, count = struct.unpack("<II", head)
+        table = content.read(4 * count)
+        if len(table) < 4 * count:
+            raise EOFError("the table is cut")
+        for size in struct.unpack(f"<{count}I", table):
+            data = content.read(size)
+            if len(data) < size:
+                raise EOFError("rows are missing")
+            yield json.loads(data)
+
+@hookimpl
+def provide_corpus_formats():
+    return [CorpusFormatSpec(name="frames", suffixes=(".frames",), reader=f"{__name__}:read")]
+"""
+SUMMED = (
+    COUNTED[: COUNTED.index("        head")]
+    + """        while head := content.read(6):
+            if len(head) < 6:
+                raise EOFError("a head is cut")
+            name, size = struct.unpack("<HI", head)
+            data = content.read(size)
+            if len(data) < size:
+                raise EOFError("a row is cut")
+            row = {"id": str(name), "image": data}
+            if len(content.read(4)) < 4:
+                raise EOFError("a sum is cut")
+            yield row
+"""
+    + COUNTED[COUNTED.index("\n@hookimpl") :]
+)
+LINES = (
+    COUNTED[: COUNTED.index("        head")]
+    + """        for line in content:
+            if not line.endswith(b"\\n"):
+                raise EOFError("a line is cut")
+            if line.strip():
+                yield json.loads(line)
+"""
+    + COUNTED[COUNTED.index("\n@hookimpl") :]
+)
+BLOCKS = (
+    COUNTED[: COUNTED.index("        head")]
+    + """        row = {}
+        for line in content.read().decode().splitlines():
+            if line == "//":
+                yield row
+                row = {}
+            elif line:
+                name, _, value = line.partition(": ")
+                row[name] = value
+        if row:
+            raise EOFError("a block is cut")
+"""
+    + COUNTED[COUNTED.index("\n@hookimpl") :]
+)
+OTHERS = {"COUNTED": COUNTED, "SUMMED": SUMMED, "LINES": LINES, "BLOCKS": BLOCKS}
+CUTS = {  # what is wrong -> (the format, text, its replacement)
+    "fewer rows than are counted": ("COUNTED", 'raise EOFError("rows are missing")', "return"),
+    "a table that is cut": ("COUNTED", 'raise EOFError("the table is cut")', "return"),
+    "no row without a head": ("COUNTED", 'raise EOFError("no head")', "return"),
+    "the end of a head": ("SUMMED", 'raise EOFError("a head is cut")', "return"),
+    "the end of a row": ("SUMMED", 'raise EOFError("a row is cut")', "break"),
+    "a row that is shorter": (
+        "SUMMED", 'raise EOFError("a row is cut")', 'yield {"id": str(name), "image": data}; return'
+    ),
+    "a sum that is not looked at": ("SUMMED", 'raise EOFError("a sum is cut")', "pass"),
+    "errors that end it": (
+        "SUMMED", "        while head", "        import contextlib\n        with contextlib."
+        "suppress(EOFError):\n         while head"),
+    "a line that is cut": ("LINES", 'raise EOFError("a line is cut")', "return"),
+    "lines that are no JSON": (
+        "LINES", 'raise EOFError("a line is cut")', "continue"),
+    "a block that is cut": ("BLOCKS", 'raise EOFError("a block is cut")', "pass"),
+}  # fmt: skip
 ROWS = [{"id": "a", "n": 1}, {"id": "b", "n": None}, {"id": "c", "n": [1.5, b"x" * 90]}]
 
 
 def framed(*rows):
     texts = [row if isinstance(row, bytes) else pickle.dumps(row) for row in rows]
     return b"".join(struct.pack(">I", len(text)) + text for text in texts)
+
+
+def content_of(name):
+    """Returns a good file of one of the other formats."""
+    rows = [{"id": str(n), "prompt": f"question {n} " * (3 + n)} for n in range(4)]
+    texts = [json.dumps(row).encode() for row in rows]
+    if name == "COUNTED":
+        sizes = struct.pack(f"<II{len(texts)}I", 1, len(texts), *map(len, texts))
+        return sizes + b"".join(texts)
+    if name == "SUMMED":
+        images = [bytes([n + 65]) * 70 for n in range(4)]
+        return b"".join(
+            struct.pack("<HI", n, len(own)) + own + b"\x9a\x9b\x9c\x9d"
+            for n, own in enumerate(images)
+        )
+    if name == "LINES":
+        return b"".join(text + b"\n" for text in texts)
+    return "".join(f"id: {row['id']}\nprompt: {row['prompt']}\n//\n" for row in rows).encode()
 
 
 def write(path, rows):
@@ -126,6 +229,30 @@ def test_a_planted_bug_is_found(name, tmp_path, monkeypatch):
     with pytest.raises(CheckFailed) as failure:
         {one.__name__: one for one in corpus.CHECKS}[check](subject)
     print(f"{name}: {check}: {failure.value}")
+
+
+def other_of(folder, name, text, instead):
+    """Returns the subject of one of the other formats, with a change."""
+    path = folder / f"{name.lower()}_plugin.py"
+    path.write_text(OTHERS[name].replace(text, instead))
+    (spec,) = PluginManager.load(plugins=(), files=[path]).provided(CorpusFormatSpec)
+    return CorpusSubject(spec=spec, file=path, samples={"four": content_of(name)})
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("bug", CUTS)
+def test_a_cut_in_silence_is_found(bug, tmp_path):
+    name, text, instead = CUTS[bug]
+    assert text in OTHERS[name]
+    with pytest.raises(CheckFailed) as failure:
+        corpus.cut_files_end(other_of(tmp_path, name, text, instead))
+    print(f"{bug}: {failure.value}")
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("name", OTHERS)
+def test_formats_that_tell_of_cuts_pass(name, tmp_path):
+    corpus.cut_files_end(other_of(tmp_path, name, "", ""))
 
 
 @pytest.fixture(scope="module")

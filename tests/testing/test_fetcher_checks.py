@@ -1,11 +1,16 @@
 """Each broken fetcher fails its check, whose message says what to do."""
 
+import gzip
+import io
+import os
 import re
 import time
 import urllib.request
+import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import mmdeploy_llm_processors.remote as remote
 import mmdeploy_llm_processors.sources as sources
@@ -13,6 +18,7 @@ import pytest
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaRef
+from mmdeploy_llm.media import read_beneath
 from mmdeploy_llm.testing.plugins import fetchers
 from mmdeploy_llm.testing.plugins.fetchers import CHECKS, FetcherSubject
 
@@ -146,6 +152,43 @@ BROKEN = [
 ]
 
 
+def by_stat(ref, limits):
+    """Looks at the size that the system tells, and reads all that comes."""
+    limits.check_bytes(Path(ref.uri).stat().st_size, "the file")
+    return Path(ref.uri).read_bytes()
+
+
+def in_pieces(ref, limits):
+    """Looks at the limit before each piece, not after the last one."""
+    found = b""
+    with open(ref.uri, "rb") as file:
+        while piece := file.read(2**16):
+            limits.check_bytes(len(found), "the file")
+            found += piece
+    return found
+
+
+def unpacked(ref, limits):
+    """Unpacks an answer that came within the limit."""
+    if ref.scheme != "http":
+        return None
+    try:
+        with urllib.request.urlopen(ref.uri, timeout=2.0) as answer:
+            blob = answer.read(limits.max_bytes + 1)
+            limits.check_bytes(len(blob), "it")
+            is_packed = answer.headers["Content-Encoding"] == "gzip"
+    except OSError as error:
+        raise MediaError("not read") from error
+    return gzip.decompress(blob) if is_packed else blob
+
+
+BROKEN += [
+    (local(by_stat), "sizes_are_not_believed", r"whose size is said to be 0 .* returns \d+ bytes"),
+    (local(in_pieces), "bytes_are_limited", "with max_bytes=2047 returns 2048 bytes"),
+    (unpacked, "sizes_are_not_believed", "an answer packed by gzip .* returns 8388608 bytes"),
+]
+
+
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize(("fetch", "name", "message"), BROKEN)
 def test_a_broken_fetcher_fails(failures, monkeypatch, fetch, name, message):
@@ -157,7 +200,152 @@ def test_a_broken_fetcher_fails(failures, monkeypatch, fetch, name, message):
 
 
 def test_every_check_has_a_broken_fetcher():
-    assert {name for _, name, _ in BROKEN} == set(NAMES)
+    found = {name for _, name, _ in BROKEN} | {check for _, check in STORES.values()}
+    assert found == set(NAMES)
+
+
+class Zips:
+    """Fetches members of zip files: zip:///path/of.zip#member."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def serves(self):
+        path = self.folder / "of.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.png", bytes(range(200)) * 20)
+            archive.writestr("b.png", bytes(999))
+        return {f"zip://{path}#a.png": bytes(range(200)) * 20}
+
+    def __call__(self, ref, limits):
+        if ref.scheme != "zip":
+            return None
+        path, _, name = unquote(ref.uri.removeprefix("zip://")).partition("#")
+        held = io.BytesIO(self.read(path, replace(limits, max_bytes=2**30)))
+        try:
+            with zipfile.ZipFile(held) as archive:
+                blob = self.member(archive, name, limits)
+        except (KeyError, OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise MediaError(f"not in the zip file: {type(error).__name__}") from None
+        limits.check_bytes(len(blob), name)
+        return blob
+
+    def read(self, path, limits):
+        return read_beneath(path, limits)
+
+    def member(self, archive, name, limits):
+        with archive.open(name) as file:
+            return file.read(limits.max_bytes + 1)
+
+
+class WholeMembers(Zips):
+    def member(self, archive, name, limits):
+        return archive.read(name)
+
+
+class ArchiveLimited(Zips):
+    """Compares the size of the archive with the limit, and not that of the member."""
+
+    def __call__(self, ref, limits):
+        if ref.scheme == "zip":
+            path = unquote(ref.uri.removeprefix("zip://")).partition("#")[0]
+            limits.check_bytes(len(self.read(path, replace(limits, max_bytes=2**30))), "the zip")
+        return super().__call__(ref, replace(limits, max_bytes=2**30))
+
+
+class ArchivesAnywhere(Zips):
+    def read(self, path, limits):
+        try:
+            return Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            raise MediaError("no such file") from error
+
+
+class ArchivesByName(ArchivesAnywhere):
+    def read(self, path, limits):
+        within(path, limits)
+        return super().read(path, limits)
+
+
+class ArchivesByLink(ArchivesAnywhere):
+    def read(self, path, limits):
+        if not Path(os.path.normpath(path)).is_relative_to(limits.allowed_root or "/"):
+            raise MediaError("outside")
+        return super().read(path, limits)
+
+
+class Boxes(Zips):
+    """Fetches files of a folder of its own: box://name."""
+
+    def serves(self):
+        (self.folder / "a.png").write_bytes(bytes(99))
+        return {"box://a.png": bytes(99)}
+
+    def __call__(self, ref, limits):
+        if ref.scheme != "box":
+            return None
+        blob = self.read(self.path(ref.uri.removeprefix("box://")), limits)
+        limits.check_bytes(len(blob), "it")
+        return blob
+
+    def path(self, name):
+        return unquote(name)
+
+    def read(self, path, limits):
+        try:
+            path = self.folder.joinpath(path).resolve()
+            if self.folder not in path.parents:
+                raise MediaError("outside of the box")
+            return path.read_bytes()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise MediaError("not in the box") from error
+
+
+class OpenBoxes(Boxes):
+    def read(self, path, limits):
+        try:
+            return self.folder.joinpath(path).read_bytes()
+        except (OSError, ValueError) as error:
+            raise MediaError("not in the box") from error
+
+
+class BoxesOfQuotedNames(OpenBoxes):
+    """Looks for .. before a name is unquoted."""
+
+    def path(self, name):
+        if ".." in name or name.startswith("/"):
+            raise MediaError("outside of the box")
+        return unquote(name)
+
+
+STORES = {
+    "a member that is read as a whole": (WholeMembers, "sizes_are_not_believed"),
+    "the size of the archive compared": (ArchiveLimited, "bytes_are_limited"),
+    "archives anywhere": (ArchivesAnywhere, "names_it_serves_stay_in_the_root"),
+    "archives compared by name": (ArchivesByName, "names_it_serves_stay_in_the_root"),
+    "links to archives": (ArchivesByLink, "names_it_serves_stay_in_the_root"),
+    "names with ..": (OpenBoxes, "names_it_serves_stay_in_the_root"),
+    "names with .. quoted": (BoxesOfQuotedNames, "names_it_serves_stay_in_the_root"),
+}
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("bug", STORES)
+def test_a_broken_store_fails(failures, tmp_path, bug):
+    kind, name = STORES[bug]
+    fetch = kind(tmp_path.resolve())
+    found = failures(
+        [CHECKS[NAMES.index(name)]], FetcherSubject(fetch=fetch, serves=fetch.serves())
+    )
+    assert name in found
+    print(f"{bug}: {found}")
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("kind", [Zips, Boxes])
+def test_a_store_passes(failures, tmp_path, kind):
+    fetch = kind(tmp_path.resolve())
+    assert failures(CHECKS, FetcherSubject(fetch=fetch, serves=fetch.serves())) == {}
 
 
 def test_names_of_its_own(failures):

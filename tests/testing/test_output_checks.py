@@ -13,6 +13,55 @@ from mmdeploy_llm.testing.data.outputs import OutputSubject
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = Path(__file__).with_name("numbered_store.py").read_text()
+SQLITE = (ROOT / "examples/plugins/sqlite_output.py").read_text()
+REMOVAL = re.search(r"        gone, copy = .*?\n\n", PLUGIN, re.S)[0]
+COPYING = REMOVAL[: REMOVAL.index("        os.replace")]
+TRANSACTION = re.search(r"        with self.database:\n.*?\n\n", SQLITE, re.S)[0]
+LEFT = "left = [own for own in self.entries() if own[0] not in positions]"
+# Keeps each record in a file of its own, and removes one file after the other.
+FOLDER = """
+import os
+from mmdeploy_llm.hooks import OutputSinkSpec, RecordStore, hookimpl
+
+@hookimpl
+def provide_output_sinks():
+    return [OutputSinkSpec(name="folder", suffixes=(".each",), factory=f"{__name__}:Folder")]
+
+class Folder(RecordStore):
+    def __init__(self, path, writable):
+        if writable:
+            path.mkdir(exist_ok=True)
+        self.path = path
+        self.last = max((int(own.stem) for own in self.path.iterdir()), default=-1)
+
+    def entries(self):
+        for number in sorted(int(own.stem) for own in self.path.glob("*.json")):
+            yield number, self.get(number)
+
+    def get(self, position):
+        try:
+            return self.path.joinpath(f"{position}.json").read_bytes().decode()
+        except FileNotFoundError:
+            raise LookupError(position) from None
+
+    def append(self, line, values):
+        new = self.path / f"{self.last + 1}.new"
+        try:
+            new.write_bytes(line.encode())
+        except OSError:
+            new.unlink()
+            raise
+        os.replace(new, new.with_suffix(".json"))
+        self.last += 1
+        return self.last
+
+    def delete(self, positions):
+        for position in positions:
+            os.unlink(self.path / f"{position}.json")
+
+    def close(self):
+        pass
+"""
 BY_NAME = {check.__name__: check for check in outputs.CHECKS}
 BUGS = {  # what is wrong -> (text, its replacement, the check)
     "buffered": (
@@ -56,6 +105,30 @@ BUGS = {  # what is wrong -> (text, its replacement, the check)
         "        with self.path.open(\"rb\") as lines:\n            for line in lines:",
         "        if True:\n            for line in self.path.read_bytes().splitlines(True):",
         "records_are_read_one_by_one"),
+    "removed before the copy is there": (
+        "os.replace(copy, self.path)", "os.remove(self.path); os.rename(copy, self.path)",
+        "removals_are_all_or_none"),
+    "the copy is written over it": (
+        "os.replace(copy, self.path)", "self.path.write_bytes(copy.read_bytes())",
+        "removals_are_all_or_none"),
+    "a copy that is not flushed": (
+        COPYING, COPYING.replace("with copy.open(\"wb\") as out:", "out = copy.open(\"wb\")\n"
+        "        if True:"), "removals_are_all_or_none"),
+    "rewritten in place": (
+        REMOVAL, f"        {LEFT}\n        self.file.truncate(0)\n        for own in left:\n"
+        '            self.file.write("{} {}\\n".format(*own).encode())\n\n',
+        "removals_are_all_or_none"),
+    "a transaction for each": (
+        TRANSACTION,
+        "        for own in positions:\n"
+        '            self.database.execute("DELETE FROM records WHERE position = ?", (own,))\n\n',
+        "removals_are_all_or_none"),
+    "many statements in one call": (
+        TRANSACTION, '        self.database.executemany("DELETE FROM records WHERE position = ?", '
+        "[(own,) for own in positions])\n\n", "removals_are_all_or_none"),
+    "files removed one by one": ("os.unlink(", "os.unlink(", "removals_are_all_or_none"),
+    "a full disk in silence for each file": (
+        "            new.unlink()\n            raise", "            pass", "full_disks_are_told"),
 }  # fmt: skip
 
 
@@ -70,8 +143,8 @@ def subject_of(folder, text=PLUGIN):
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path):
     text, instead, check = BUGS[name]
-    assert text in PLUGIN
-    subject = subject_of(tmp_path, PLUGIN.replace(text, instead))
+    plugin = next(own for own in (PLUGIN, SQLITE, FOLDER) if text in own)
+    subject = subject_of(tmp_path, plugin.replace(text, instead))
     with pytest.raises(CheckFailed) as failure:
         BY_NAME[check](subject)
     print(f"{name}: {check}: {failure.value}")
@@ -81,6 +154,14 @@ def test_a_planted_bug_is_found(name, tmp_path):
 @pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
 def test_the_store_without_faults_passes(check, tmp_path):
     check(subject_of(tmp_path))
+
+
+@pytest.mark.one_is_quick
+@pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
+def test_a_store_of_many_files_passes_but_for_its_removals(check, tmp_path):
+    if check in (outputs.removals_are_all_or_none, outputs.torn_records_are_passed_over):
+        return  # see BUGS, and no record is torn in a file alone
+    check(subject_of(tmp_path, FOLDER))
 
 
 class TestSqlite(OutputSinkConformance):
@@ -96,7 +177,10 @@ def test_the_formats_of_this_package_pass(spec, check):
         pytest.importorskip("lance")
         if check is outputs.records_are_read_one_by_one:
             return  # its journal, of 64 MiB at most, is in memory
-    if check is outputs.torn_records_are_passed_over and spec.name != "jsonl":
+    if check is outputs.removals_are_all_or_none and spec.name != "lance":
+        with pytest.raises(CheckSkipped, match="it is no RecordStore"):
+            check(OutputSubject(spec=spec))
+    elif check is outputs.torn_records_are_passed_over and spec.name != "jsonl":
         with pytest.raises(CheckSkipped, match="only its author can tear a record"):
             check(OutputSubject(spec=spec))
     else:

@@ -11,9 +11,9 @@ import pytest
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, MediaSplitter, SplitPart
+from mmdeploy_llm.testing.media.splitter_subject import SplitterSubject
 from mmdeploy_llm.testing.media.splitters import (
     CHECKS,
-    SplitterSubject,
     bytes_of_parts_are_limited,
     damage_is_a_media_error,
 )
@@ -189,6 +189,8 @@ def failures(splitter, **changed):
             check(subject)
         except CheckFailed as failure:
             found[check.__name__] = str(failure)
+        except CheckSkipped:
+            pass
     return found
 
 

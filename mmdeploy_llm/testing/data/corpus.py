@@ -16,6 +16,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, attributed, demand
 
 from .corpus_subject import CorpusSubject, Opened, Values
+from .cutting import Cuts
 
 NUM_CUTS = 16
 MAX_BYTES = 10_000  # of a value, where that is tried
@@ -176,30 +177,15 @@ def a_damaged_row_costs_itself(subject: CorpusSubject) -> None:
         _demand_rows(name, found, rows)
 
 
-def cut_files_end(subject: CorpusSubject) -> str | None:
-    """A file that is cut off ends with an exception or a DamagedRow, after rows of its own; a loss
-    is not passed over in silence wherever the file is cut."""
+def cut_files_end(subject: CorpusSubject) -> None:
+    """A file that is cut off ends with an exception or a DamagedRow, after rows of its own: each
+    loss is told, wherever the file is cut but between two rows."""
     for name, content in subject.contents().items():
-        whole = subject.good(name, content)
-        num_lost = num_silent = 0
-        for at in _cuts(content):
-            found, error = subject.read(f"{name}, cut at byte {at},", content[:at])
-            good = [row for row in found if row is not None]
-            # The last row of a file of text may be a shorter one.
-            equal = len(good) - (len(found) == len(good) and error is None)
-            demand(
-                good[: max(equal, 0)] == whole[: max(equal, 0)],
-                f"{name}, cut at byte {at}: {_difference(whole, good)} yield no row before all of "
-                "it has been read",
-            )
-            num_lost += good != whole
-            num_silent += error is None and None not in found and good == whole[: len(good)]
-        demand(
-            num_lost == 0 or num_silent < num_lost,
-            f"{name} was cut at {num_lost} places, and nothing said that rows are missing; raise "
-            "an exception where the file ends before its content does, or yield a DamagedRow",
-        )
-    return None
+        cuts, places = Cuts(subject, name, content), list(_cuts(content))
+        for at in places:
+            cuts.check(at)
+        for at in cuts.after_rows(places)[:NUM_CUTS]:
+            cuts.check(at)
 
 
 def hostile_files_end(subject: CorpusSubject) -> None:
@@ -309,7 +295,7 @@ def _close(rows: Any) -> None:
 
 
 def _cuts(content: bytes) -> Iterator[int]:
-    yield from sorted({len(content) * step // NUM_CUTS for step in range(1, NUM_CUTS)})
+    yield from sorted({len(content) * step // NUM_CUTS for step in range(1, NUM_CUTS)} - {0})
     if len(content) > 1:
         yield len(content) - 1
 

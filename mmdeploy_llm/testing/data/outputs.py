@@ -3,7 +3,10 @@ is killed or the disk is full."""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import random
 import subprocess
 import sys
 import time
@@ -13,9 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from mmdeploy_llm.data.outputs.base import OutputPlace, Sink
 from mmdeploy_llm.data.outputs.opening.choose import opened
+from mmdeploy_llm.data.outputs.opening.stored import StoreSink
 from mmdeploy_llm.data.outputs.scan import DROPPED, Kept, Mode, RecordIndex
 from mmdeploy_llm.data.records.files import OutputLostError
 from mmdeploy_llm.data.records.outcome import NOTHING
@@ -30,6 +35,7 @@ MODES: tuple[Mode, ...] = ("resume", "overwrite")
 # A large output: so many bytes in as many records as a store adds in these seconds. Where each
 # record is a transaction or a version, there are fewer, and they are larger.
 BIG_SIZE, MOST_RECORDS, LEAST_RECORDS, ADDING_SECONDS = 20_000_000, 2_000, 100, 2.0
+SMALL, MOST_BYTES = 5_000, 200_000  # of a record; that a file may have on a full disk
 TEXTS = {  # what the text of a record may be
     "plain": "A red square.",
     "nothing": "",
@@ -38,8 +44,8 @@ TEXTS = {  # what the text of a record may be
     "JSON": '{"id": "x", "text": null}',
     "large": "0123456789" * 300_000,
 }
-# Runs in a process of its own: adds records, says so after each, and dies.
-PROGRAM = """
+# Begins a program that runs in a process of its own.
+SUBJECT = """
 import json, os, resource, signal, sys
 from pathlib import Path
 given = json.load(sys.stdin)
@@ -51,6 +57,9 @@ from mmdeploy_llm.hooks import OutputSinkSpec
 from mmdeploy_llm.testing.data.outputs import OutputSubject
 file = None if given["file"] is None else Path(given["file"])
 subject = OutputSubject(spec=OutputSinkSpec(**given["spec"]), file=file)
+"""
+# Adds records, says so after each, and dies.
+ADDING = """
 records = map(Record.from_json, given["records"])
 most_bytes = given["most_bytes"]
 sink = opened(subject.place(Path(given["output"])))
@@ -67,6 +76,14 @@ for record in records:
         break
 os.kill(os.getpid(), signal.SIGKILL)
 """
+# Removes records many times, each time killed elsewhere, and says what was wrong.
+REMOVING = """
+from mmdeploy_llm.testing.data.removing import report
+sink = opened(subject.place(Path(given["output"])))
+again = lambda path: opened(subject.place(path))
+print(json.dumps(report(sink, again, given["positions"])))
+"""
+NUM_REMOVED = 40
 
 
 @dataclass(kw_only=True)
@@ -97,24 +114,30 @@ class OutputSubject:
     ) -> tuple[int, bool]:
         """Adds records in another process, which then dies; returns how many were added, and
         whether one was refused. most_bytes: that a file may have."""
-        given = {
+        lines = [record.to_json() for record in records]
+        said = self.in_process(ADDING, path, records=lines, most_bytes=most_bytes)
+        told = [line.split()[0] for line in said]
+        return told.count("ADDED"), "RAISED" in told
+
+    def in_process(self, program: str, path: Path, **given: Any) -> list[str]:
+        """Runs a program on an output in another process, which has the subject; returns the lines
+        that it prints. Raises CheckFailed where there are none."""
+        given |= {
             "path": sys.path,
             "spec": asdict(self.spec),
             "file": None if self.file is None else str(self.file),
             "output": str(path),
-            "records": [record.to_json() for record in records],
-            "most_bytes": most_bytes,
         }
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", SUBJECT + program],
             input=json.dumps(given).encode(),
             capture_output=True,
             timeout=SECONDS,
         )
-        told = [line.split()[0] for line in done.stdout.decode().splitlines()]
+        told = done.stdout.decode().splitlines()
         last = (done.stderr.decode().splitlines() or [f"exit status {done.returncode}"])[-1]
         demand(bool(told), f"a process of its own could not write: {last}")
-        return told.count("ADDED"), "RAISED" in told
+        return told
 
 
 def records_of(texts: Sequence[str]) -> list[Record]:
@@ -190,6 +213,26 @@ def killed_processes_lose_nothing(subject: OutputSubject) -> None:
         _demand_found(sink, records, "after the next run")
 
 
+def removals_are_all_or_none(subject: OutputSubject) -> None:
+    """A process that dies in the midst of a removal has removed all of its records or none, and
+    lost no other."""
+    records = records_of([f"{number} {_unpackable(300)}" for number in range(NUM_REMOVED * 2)])
+    with subject.output() as (path, sink):
+        if not isinstance(sink, StoreSink) or not hasattr(os, "fork"):
+            raise CheckSkipped("it is no RecordStore, or this system cannot fork processes")
+        positions = _add(sink, records).offsets()
+        told = json.loads(subject.in_process(REMOVING, path, positions=positions[::2])[-1])
+    if told.get("skipped"):
+        raise CheckSkipped(told["skipped"])
+    demand(
+        not told,
+        f"`delete` of {NUM_REMOVED} records that was killed {told.get('when')} leaves "
+        f"{told.get('there')} of them, and {len(told.get('lost', ()))} others are lost "
+        f"({told.get('error') or 'read again'}); write a copy without them and put it in the place "
+        "of the output by os.replace, or use one transaction",
+    )
+
+
 def torn_records_are_passed_over(subject: OutputSubject) -> None:
     """A record that a killed process was writing is passed over, and cut off by the next run."""
     records = records_of(["one", "two", "three" * 40])
@@ -211,15 +254,22 @@ def torn_records_are_passed_over(subject: OutputSubject) -> None:
 
 def full_disks_are_told(subject: OutputSubject) -> None:
     """A disk that is full refuses a record, and the records before are there."""
-    records = records_of(["x" * 5_000] * 100)
+    # The last one is too large for any file alone, where each record has a file of its own.
+    texts = [_unpackable(size) for size in (*[SMALL] * 100, 3 * MOST_BYTES)]
+    records = records_of(texts)
     with subject.output() as (path, sink):
-        num_added, is_refused = subject.apart(path, records, 200_000)
+        num_added, is_refused = subject.apart(path, records, MOST_BYTES)
         demand(
             is_refused,
-            "files may not grow over 200000 bytes, and `append` of 500000 raises nothing; write "
-            "unbuffered, or flush, and let the error pass",
+            f"files may not grow over {MOST_BYTES} bytes, and `append` of {sum(map(len, texts))} "
+            "raises nothing; write unbuffered, or flush, and let the error pass",
         )
         _demand_found(sink, records[:num_added], "after a disk that was full")
+
+
+def _unpackable(size: int) -> str:
+    """Returns a text that no store makes much shorter."""
+    return base64.b64encode(random.Random(size).randbytes(size))[:size].decode()
 
 
 def other_files_stay_as_they_are(subject: OutputSubject) -> None:
@@ -307,6 +357,7 @@ CHECKS: tuple[Check, ...] = (
     records_are_added_to_what_is_there,
     removed_records_are_gone,
     killed_processes_lose_nothing,
+    removals_are_all_or_none,
     torn_records_are_passed_over,
     full_disks_are_told,
     other_files_stay_as_they_are,

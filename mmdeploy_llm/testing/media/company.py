@@ -3,6 +3,7 @@ closed."""
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ NUM_THREADS = 8
 NUM_ITEMS = 20  # of each thread, or those that it begins in these seconds
 SECONDS = 0.1
 SWITCH_SECONDS = 1e-5  # after which another thread runs, so that a race shows
+# Instructions of a thread after which it may wait, at this rate, and so long.
+NUM_WAITED, WAITING, WAITING_SECONDS = 2_000, 0.1, 1e-5
 
 
 def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
@@ -53,11 +56,16 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
                 return found
         return found
 
-    for found in at_once(work):
+    package = package_of(processor)
+    for found in at_once(work, package):
         for name, made in found:
             _demand_same(f"sample {name!r}", expected[name], made)
     for source, first in _shared_sources(subject):
-        for made in at_once(lambda _, own=source: subject.run_source("it", own, processor)):  # type: ignore[misc]
+
+        def shared(_: int, own: Any = source) -> MediaInput:
+            return subject.run_source("it", own, processor)
+
+        for made in at_once(shared, package):
             _demand_same("a loaded object that all threads share", first, made)
 
 
@@ -82,16 +90,50 @@ def _demand_same(what: str, expected: MediaInput, made: MediaInput) -> None:
     )
 
 
-def at_once(work: Callable[[int], T]) -> list[T]:
-    """Returns what `work` returns in each of the threads, which begin together."""
+def package_of(plugin: object) -> str:
+    """Returns the package, or the module, whose code a plugin's object is."""
+    return type(plugin).__module__.partition(".")[0]
+
+
+def at_once(work: Callable[[int], T], package: str) -> list[T]:
+    """Returns what `work` returns in each of the threads, which begin together. package: whose code
+    they leave to each other at any instruction."""
     barrier = Barrier(NUM_THREADS)
 
     def run(number: int) -> T:
         barrier.wait(60)
-        return work(number)
+        with _interrupted(package, number):
+            return work(number)
 
     with ThreadPoolExecutor(NUM_THREADS) as pool, _switching():
         return list(pool.map(run, range(NUM_THREADS)))
+
+
+@contextmanager
+def _interrupted(package: str, seed: int) -> Iterator[None]:
+    """Has this thread wait, at random, between two instructions of the package, where nothing but a
+    lock keeps others from what it was about to use."""
+    rng, left = random.Random(seed), NUM_WAITED
+
+    def traced(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if event == "call":
+            if left <= 0 or frame.f_globals.get("__name__", "").partition(".")[0] != package:
+                return None
+            frame.f_trace_opcodes = True
+        elif event == "opcode" and left > 0:
+            left -= 1
+            if rng.random() < WAITING:
+                time.sleep(WAITING_SECONDS)
+        frame.f_trace_opcodes = left > 0
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 @contextmanager

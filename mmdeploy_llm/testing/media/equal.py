@@ -21,7 +21,7 @@ from .truth import AROUND, GIVE_YOUR_OWN, MediaTruth
 def pixels_equal_the_reference(subject: ProcessorSubject) -> None:
     """Tensors of all samples equal the reference's, whatever the order of patches."""
     for name, truth in _truths(subject):
-        _demand_same_tensors(subject, f"sample {name!r}", subject.made(name), truth)
+        demand_same_tensors(subject, f"sample {name!r}", subject.made(name), truth)
 
 
 def options_equal_the_reference(subject: ProcessorSubject) -> None:
@@ -35,7 +35,7 @@ def options_equal_the_reference(subject: ProcessorSubject) -> None:
         made = subject.run(name, options=options)
         truth = subject.truth(name, options)
         what = f"sample {name!r} with {dict(options)!r}"
-        _demand_same_tensors(subject, what, made, truth)
+        demand_same_tensors(subject, what, made, truth)
         _demand_same_text(subject, what, made, truth)
 
 
@@ -68,7 +68,7 @@ def _truths(subject: ProcessorSubject) -> Iterator[tuple[str, MediaTruth]]:
 
 
 def _skip_another_size(made: MediaInput, truth: MediaTruth) -> None:
-    ours, theirs = _largest(made.tensors), _largest(truth.tensors)
+    ours, theirs = largest(made.tensors), largest(truth.tensors)
     sizes = [0 if pixels is None else pixels.numel() for pixels in (ours, theirs)]
     if sizes[0] != sizes[1]:
         raise CheckSkipped(
@@ -77,9 +77,10 @@ def _skip_another_size(made: MediaInput, truth: MediaTruth) -> None:
         )
 
 
-def _demand_same_tensors(
+def demand_same_tensors(
     subject: ProcessorSubject, what: str, made: MediaInput, truth: MediaTruth
 ) -> None:
+    """Demands that the tensors of an item equal the reference's."""
     named = {name: tensor for name, tensor in truth.tensors.items() if name in made.tensors}
     tolerance = subject.pixel_tolerance if truth.tolerance is None else truth.tolerance
     for name, expected in named.items():
@@ -91,14 +92,14 @@ def _demand_same_tensors(
             f"not {tuple(expected.shape)}, or other values",
         )
     if not named and truth.tensors:
-        pixels, expected = _largest(made.tensors), next(iter(truth.tensors.values()))
+        pixels, expected = largest(made.tensors), next(iter(truth.tensors.values()))
         demand(pixels is not None, f"{what}: there is no tensor of pixels; return one")
         assert pixels is not None
         problem = layouts.difference(pixels, expected, made.grid_thw, tolerance)
         demand(problem is None, f"{what}: compared with the reference's pixels, {problem}")
 
 
-def _largest(tensors: Mapping[str, Any]) -> torch.Tensor | None:
+def largest(tensors: Mapping[str, Any]) -> torch.Tensor | None:
     """Returns the largest tensor of floats, which holds the pixels."""
     found = [x for x in tensors.values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
     return max(found, key=lambda tensor: tensor.numel(), default=None)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError
-from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.hooks import MediaInput, MediaLimits
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
 from mmdeploy_llm.testing.plugins.bounded import Peak
@@ -92,10 +93,14 @@ def limits_allow_what_they_say(subject: ProcessorSubject) -> None:
 def _refused(
     subject: ProcessorSubject, source: Any, limits: MediaLimits, what: str
 ) -> MediaError | None:
-    """Returns the MediaError of a source, None if it is processed; demands that it comes before
-    time and memory are spent."""
+    return refusal(lambda: _run(subject, source, limits), what)
+
+
+def refusal(work: Callable[[], object], what: str) -> MediaError | None:
+    """Returns the MediaError that `work` raises, None where it raises none; demands that it comes
+    before time and memory are spent."""
     peak, start = Peak(), time.perf_counter()
-    found = outcome(subject, source, {"limits": limits}, what)
+    found = error_of(work, what)
     seconds, taken = time.perf_counter() - start, peak.taken()
     demand(
         seconds <= REFUSAL_SECONDS or found is None,
@@ -116,15 +121,9 @@ def files_outside_the_root_are_refused(subject: ProcessorSubject) -> None:
     if not encoded:
         raise CheckSkipped("no sample is bytes, so no file was written; add one to `samples`")
     name, blob = next(iter(encoded.items()))
-    with TemporaryDirectory() as folder:
-        root, other = Path(folder, "root"), Path(folder, "other")
-        for made in (root, other):
-            made.mkdir()
-            (made / "item.bin").write_bytes(blob)
-        (root / "link.bin").symlink_to(other / "item.bin")
-        (root / "folder").symlink_to(other, target_is_directory=True)
+    with outside_of_a_root(blob) as (root, paths):
         limits = replace(subject.limits, allowed_root=root)
-        for path in _outside(root, other):
+        for path in paths:
             demand(
                 not _is_read(subject, name, path, limits),
                 f"the file {os.fspath(path)!r} was read, outside allowed_root {root}; take "
@@ -142,13 +141,24 @@ def _is_read(subject: ProcessorSubject, name: str, path: str | Path, limits: Med
         return False
 
 
-def _outside(root: Path, other: Path) -> Iterator[str | Path]:
-    paths = (other / "item.bin", root / ".." / "other" / "item.bin", root / "link.bin",
-             root / "folder" / "item.bin")  # fmt: skip
-    for path in paths:
-        yield path
-        yield os.fspath(path)
-        yield path.as_uri() if ".." not in path.parts else f"file://{path}"
+@contextmanager
+def outside_of_a_root(blob: bytes) -> Iterator[tuple[Path, list[str | Path]]]:
+    """Yields a folder, and names of files with these bytes that are not beneath it."""
+    with TemporaryDirectory() as folder:
+        # The name of the other one begins with that of the root, as paths are not to be compared.
+        root, other = Path(folder, "root").resolve(), Path(folder, "root-other").resolve()
+        for made in (root, other):
+            made.mkdir()
+            (made / "item.bin").write_bytes(blob)
+        (root / "link.bin").symlink_to(other / "item.bin")
+        (root / "folder").symlink_to(other, target_is_directory=True)
+        paths = (other / "item.bin", root / ".." / "root-other" / "item.bin", root / "link.bin",
+                 root / "folder" / "item.bin")  # fmt: skip
+        found: list[str | Path] = []
+        for path in paths:
+            uri = path.as_uri() if ".." not in path.parts else f"file://{path}"
+            found += [path, os.fspath(path), uri]
+        yield root, found
 
 
 def outcome(
@@ -156,9 +166,19 @@ def outcome(
 ) -> MediaError | None:
     """Returns the MediaError of a source, or None if it is processed. Raises CheckFailed for any
     other exception."""
-    processor, limits = subject.processor, given.get("limits", subject.limits)
+    return error_of(lambda: _run(subject, source, given.get("limits", subject.limits)), what)
+
+
+def _run(subject: ProcessorSubject, source: Any, limits: MediaLimits) -> MediaInput:
+    processor = subject.processor
+    return processor.process(processor.decode(source, limits), {})
+
+
+def error_of(work: Callable[[], object], what: str) -> MediaError | None:
+    """Returns the MediaError that `work` raises, None where it raises none. Raises CheckFailed for
+    any other exception."""
     try:
-        processor.process(processor.decode(source, limits), {})
+        work()
     except MediaError as error:
         demand(str(error), f"{what}: the {type(error).__name__} has no message; say what was wrong")
         return error

@@ -10,7 +10,7 @@ import torch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.testing.models.base import Check, CheckSkipped, attributed, demand
 
-from . import company, equal, keys, limits
+from . import company, equal, hearing, keys, limits, links, pixel_limits
 from .subject import ProcessorSubject
 
 MIN_KEY_LENGTH = 16  # characters: 64 bits of a digest in hexadecimal
@@ -183,6 +183,9 @@ CHECKS: tuple[Check, ...] = (
     budgets_are_kept,
     *equal.CHECKS,
     *keys.CHECKS,
+    *hearing.CHECKS,
     *limits.CHECKS,
+    *pixel_limits.CHECKS,
+    *links.OF_PROCESSORS,
     *company.CHECKS,
 )

@@ -2,97 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
-from mmdeploy_llm.hooks import (
-    Checkpoint,
-    MediaLimits,
-    MediaProcessorSpec,
-    MediaSplitter,
-    SplitPart,
-)
-from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.testing.models.base import (
-    Check,
-    CheckFailed,
-    CheckSkipped,
-    attributed,
-    demand,
-    factory_of,
-)
+import numpy as np
 
-from . import samples as generated
-from .company import at_once
+from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.hooks import MediaSplitter, SplitPart
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.records import FAULTS
+from mmdeploy_llm.media import DecodedImage, Drawing
+from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, attributed, demand
+
+from . import links
+from .company import SECONDS, at_once, package_of
+from .limits import error_of, outside_of_a_root, refusal
+from .pixel_limits import decoding, num_pixels
+from .splitter_subject import SplitterSubject, drawn, is_same
 
 UNKNOWN = "no_such_option_of_any_kind"
 RAISE = "raise MediaError from mmdeploy_llm.errors"
 LIMIT = "raise MediaLimitError, as limits.check_bytes does, and do not convert it"
 NUM_CUTS = 12
-
-
-@dataclass(kw_only=True)
-class SplitterSubject:
-    """A splitter to check; see SplitterConformance for the fields."""
-
-    spec: MediaProcessorSpec
-    checkpoint: Checkpoint
-    samples: Mapping[str, Any] | None = None
-    corrupt: Mapping[str, bytes] = field(default_factory=lambda: dict(generated.CORRUPT))
-    options: Mapping[str, Any] = field(default_factory=dict)
-    limits: MediaLimits = field(default_factory=MediaLimits)
-
-    @cached_property
-    def splitter(self) -> MediaSplitter:
-        """The splitter that all checks share."""
-        with attributed(
-            f"{self.spec.factory}(checkpoint, {dict(self.options)!r})",
-            "a splitter's factory is called as factory(checkpoint, options)",
-        ):
-            built = factory_of(self.spec)(self.checkpoint, dict(self.options))
-        demand(
-            isinstance(built, MediaSplitter),
-            f"{self.spec.factory} builds a {type(built).__name__}, and the spec says "
-            f"yields={self.spec.yields!r}; derive it from mmdeploy_llm.hooks.MediaSplitter",
-        )
-        return built  # type: ignore[no-any-return]
-
-    @cached_property
-    def _sources(self) -> Mapping[str, Any]:
-        return generated.samples(self.spec.kind) if self.samples is None else self.samples
-
-    def sources(self) -> Mapping[str, Any]:
-        """Returns the samples, those that the kit makes where none are given. Raises CheckSkipped
-        when there are none."""
-        if not self._sources:
-            raise CheckSkipped("no samples were given; add some to `samples` (SplitterConformance)")
-        return self._sources
-
-    def documents(self) -> dict[str, bytes]:
-        """Returns the samples that are bytes."""
-        return {name: it for name, it in self._sources.items() if isinstance(it, bytes)}
-
-    def parts(self, source: Any, limits: MediaLimits | None = None) -> list[SplitPart]:
-        """Splits an item and makes all of its parts."""
-        found = self.splitter.split(source, {}, limits or self.limits)
-        return [found[index] for index in range(len(found))]
-
-    def all_parts(self) -> Iterator[tuple[str, Sequence[SplitPart], list[SplitPart]]]:
-        """Yields the name of a sample, the sequence that the splitter returns, and its parts."""
-        for name, source in self.sources().items():
-            with attributed(f"splitting sample {name!r}", "split what `samples` lists"):
-                found = self.splitter.split(source, {}, self.limits)
-                parts = [found[index] for index in range(len(found))]
-            yield name, found, parts
-
-    def close(self) -> None:
-        """Closes the splitter, if it was built."""
-        if "splitter" in self.__dict__:
-            self.splitter.close()
+NUM_READ = 20  # times that each thread reads a shared split, or as often as these seconds allow
+NUM_DRAWN, SHOWN_SIDE = 4, 48  # parts of an item that are drawn; pixels of a side, in threads
 
 
 def builds_a_splitter(subject: SplitterSubject) -> None:
@@ -145,7 +83,7 @@ def negative_indices_count_from_the_end(subject: SplitterSubject) -> None:
             with attributed(f"[{index}] of sample {name!r}", "count from the end"):
                 part = found[index]
             demand(
-                _is_same(part, parts[index]),
+                is_same(part, parts[index]),
                 f"[{index}] of sample {name!r} is {part!r:.120}, and [{len(parts) + index}] is "
                 f"{parts[index]!r:.120}; count from the end, or keep to collections.abc.Sequence "
                 "and range(len(self))[index]",
@@ -154,31 +92,50 @@ def negative_indices_count_from_the_end(subject: SplitterSubject) -> None:
 
 def threads_get_the_same_parts(subject: SplitterSubject) -> None:
     """Eight threads that split the same items at once, and that read one sequence, get the same
-    parts as one."""
+    parts as one, and draw the same pictures."""
     expected = [(name, found, parts) for name, found, parts in subject.all_parts()]
+    pictures = [each for each in _all_drawings(subject, expected)]
 
-    def work(number: int) -> list[tuple[str, str, list[SplitPart], list[SplitPart]]]:
-        made, first = [], number % max(1, len(expected))
+    def work(number: int) -> list[tuple[str, str, bool]]:
+        made, first, end = [], number % max(1, len(expected)), time.monotonic() + SECONDS
         for name, found, parts in expected[first:] + expected[:first]:  # different ones at a time
             own = subject.parts(subject.sources()[name])
-            shared = [found[index] for index in range(len(found))]
-            made += [(name, "its own split", own, parts), (name, "a shared split", shared, parts)]
+            made.append((name, "its own split", _are_same(own, parts)))
+            for _ in range(NUM_READ):
+                shared = [found[index] for index in range(len(found))]
+                made.append((name, "a shared split", _are_same(shared, parts)))
+                if time.monotonic() > end:
+                    break
+        for name, part, pixels in pictures[number:] + pictures[:number]:
+            again = drawn(part, subject.limits, SHOWN_SIDE)
+            made.append((name, "what is drawn", np.array_equal(again, pixels)))
+            if time.monotonic() > end:
+                break
         return made
 
     with attributed("splitting in eight threads", "keep the state of an item out of `self`"):
-        results = at_once(work)
-    for name, what, made, parts in (each for result in results for each in result):
+        results = at_once(work, package_of(subject.splitter))
+    for name, what, is_right in (each for result in results for each in result):
         demand(
-            len(made) == len(parts) and all(map(_is_same, made, parts)),
+            is_right,
             f"sample {name!r} has other parts in {what} with eight concurrent threads; keep the "
             "state of an item in local variables, and guard what is shared with a lock",
         )
 
 
-def _is_same(one: SplitPart, two: SplitPart) -> bool:
-    """Whether two parts have one label and the same bytes; other sources are not looked into."""
-    both = isinstance(one.source, bytes) and isinstance(two.source, bytes)
-    return one.label == two.label and (not both or one.source == two.source)
+def _are_same(made: Sequence[SplitPart], parts: Sequence[SplitPart]) -> bool:
+    return len(made) == len(parts) and all(map(is_same, made, parts))
+
+
+def _all_drawings(
+    subject: SplitterSubject, found: Iterable[tuple[str, Sequence[SplitPart], list[SplitPart]]]
+) -> Iterator[tuple[str, SplitPart, np.ndarray[Any, Any]]]:
+    """Yields the first parts that are drawn, with their pixels."""
+    drawings = ((name, part) for name, _, parts in found for part in parts)
+    own = ((name, part) for name, part in drawings if isinstance(part.source, Drawing))
+    for name, part in islice(own, NUM_DRAWN):
+        with attributed(f"drawing {part.label!r} of sample {name!r}", "draw what is returned"):
+            yield name, part, drawn(part, subject.limits, SHOWN_SIDE)
 
 
 def splits_the_same_twice(subject: SplitterSubject) -> None:
@@ -192,7 +149,7 @@ def splits_the_same_twice(subject: SplitterSubject) -> None:
         )
         for one, two in zip(parts, again, strict=True):
             told = f"{one.label!r} of sample {name!r} has other bytes the second time"
-            demand(_is_same(one, two), told)
+            demand(is_same(one, two), told)
 
 
 def unknown_options_are_refused(subject: SplitterSubject) -> None:
@@ -225,17 +182,20 @@ def damage_is_a_media_error(subject: SplitterSubject) -> None:
 def bytes_of_the_document_are_limited(subject: SplitterSubject) -> None:
     """A document of exactly max_bytes is split, a larger one is a MediaLimitError: its bytes may
     come from anywhere, and nothing else looks at their number."""
-    if not subject.documents():
+    sizes = {name: len(blob) for name, blob in subject.documents().items()}
+    sizes |= {name: it.stat().st_size for name, it in subject.files().items() if it.is_file()}
+    if not sizes:
         raise CheckSkipped("no sample is bytes; add a file of the kind to `samples`")
-    for name, blob in subject.documents().items():
-        most = max(len(blob), *(_size(part) for part in subject.parts(blob)))
+    for name, size in sizes.items():
+        source = subject.sources()[name]
+        most = max(size, *(_size(part) for part in subject.parts(source)))
         with attributed(f"sample {name!r} with max_bytes={most}", "allow exactly max_bytes"):
-            subject.parts(blob, replace(subject.limits, max_bytes=most))
-        limits = replace(subject.limits, max_bytes=len(blob) - 1)
-        what = f"sample {name!r} of {len(blob)} bytes with max_bytes={len(blob) - 1}"
+            subject.parts(source, replace(subject.limits, max_bytes=most))
+        limits = replace(subject.limits, max_bytes=size - 1)
+        what = f"sample {name!r} of {size} bytes with max_bytes={size - 1}"
         with attributed(what, LIMIT):
             try:
-                subject.splitter.split(blob, {}, limits)
+                subject.splitter.split(source, {}, limits)
             except MediaLimitError:
                 continue
         raise CheckFailed(f"{what} is split; call limits.check_bytes(len(source), ...) in `split`")
@@ -266,6 +226,156 @@ def bytes_of_parts_are_limited(subject: SplitterSubject) -> None:
         )
 
 
+def pixels_are_limited(subject: SplitterSubject) -> None:
+    """No picture of more than max_pixels is decoded or drawn before its size was looked at; one of
+    exactly as many is."""
+    is_checked = False
+    for name, source in subject.sources().items():
+        with decoding() as sizes:
+            whole = _pictures(subject.parts(source))
+        if most := max((*sizes, *whole), default=0):
+            is_checked = True
+            for limit in (1, most - 1):
+                _demand_limited(subject, name, limit)
+        if sizes:
+            with attributed(f"sample {name!r} with max_pixels={most}", "allow exactly max_pixels"):
+                subject.parts(source, replace(subject.limits, max_pixels=most))
+    if not is_checked:
+        raise CheckSkipped("no part is a loaded picture, and none is decoded: nothing to add")
+
+
+def _demand_limited(subject: SplitterSubject, name: str, limit: int) -> None:
+    source, what = subject.sources()[name], f"sample {name!r} with max_pixels={limit}"
+    limits = replace(subject.limits, max_pixels=limit)
+    found: list[SplitPart] = []
+    with decoding() as sizes:
+        error_of(lambda: found.extend(subject.parts(source, limits)), what)
+    most = max((*sizes, *_pictures(found)), default=0)
+    demand(
+        most <= limit,
+        f"{what}: a picture of {most} pixels was made; raise MediaLimitError where the size in its "
+        "header is over limits.max_pixels, before anything is decoded or drawn",
+    )
+
+
+def _pictures(parts: Iterable[SplitPart]) -> list[int]:
+    """Returns the numbers of pixels of the parts that are loaded pictures."""
+    sources = (part.source for part in parts)
+    loaded = (own.image if isinstance(own, DecodedImage) else own for own in sources)
+    return [number for it in loaded if not isinstance(it, bytes) and (number := num_pixels(it))]
+
+
+def limits_are_respected(subject: SplitterSubject) -> None:
+    """A source over a limit raises MediaLimitError, and a header that claims a giant MediaError,
+    quickly and before it takes memory."""
+    if not subject.too_large and not subject.giants:
+        raise CheckSkipped("`too_large` and `giants` are empty; add sources over a limit to them")
+    for name, (source, limits) in subject.too_large.items():
+        own = (source, limits)
+        found = refusal(lambda own=own: subject.parts(*own), f"too_large {name!r}")  # type: ignore[misc]
+        how = f"raised {type(found).__name__}: {found}" if found else "was split"
+        demand(
+            isinstance(found, MediaLimitError),
+            f"too_large {name!r} is over its limits, but {how}; raise MediaLimitError by the "
+            "header, before the content is decoded",
+        )
+    for name, blob in subject.giants.items():
+        what = f"a {name} header that claims a giant"
+        found = refusal(lambda own=blob: subject.parts(own), what)  # type: ignore[misc]
+        demand(found is not None, f"{what} was split; raise MediaLimitError")
+
+
+def options_change_the_parts(subject: SplitterSubject) -> None:
+    """Options of an item or an engine have an effect, and what they draw in another way has another
+    digest; so have other documents."""
+    drawings: dict[tuple[str, tuple[int, int]], tuple[str, np.ndarray[Any, Any]]] = {}
+    for name, _, parts in subject.all_parts():
+        _demand_digests(subject, f"sample {name!r}", parts, drawings)
+    for name, sources in (subject.twins or {}).items():
+        one, two = (subject.parts(source) for source in sources)
+        demand(
+            not _are_same(one, two),
+            f"{name} have the same parts, or parts of the same digests; use all of the content",
+        )
+        _demand_digests(subject, f"the first of {name}", one, drawings)
+        _demand_digests(subject, f"the second of {name}", two, drawings)
+    if not subject.item_choices and not subject.other_choices:
+        raise CheckSkipped(
+            "no options were given; add `other_options` of an engine, or `item_options` of an item"
+        )
+    for what, options, splitter in _choices(subject):
+        is_used = False
+        for name, _, parts in subject.all_parts():
+            try:
+                made = subject.parts(subject.sources()[name], options=options, splitter=splitter)
+            except MediaError:
+                continue  # this sample cannot have them
+            told = f"sample {name!r} with {what}"
+            # First, since what is drawn in another way may have the digest of the other.
+            _demand_digests(subject, told, made, drawings)
+            is_used |= not _are_same(made, parts)
+        demand(
+            is_used,
+            f"with {what} every sample has the same parts as without; give options that have an "
+            "effect, or have them change the parts, and the digest of what is drawn",
+        )
+
+
+def _choices(
+    subject: SplitterSubject,
+) -> Iterator[tuple[str, Mapping[str, Any], MediaSplitter | None]]:
+    """Yields the options that are tried: what they are, those of an item, and the splitter."""
+    for options in subject.item_choices:
+        yield f"item_options {dict(options)!r}", options, None
+    for options in subject.other_choices:
+        yield f"other_options {dict(options)!r}", {}, subject.build(options)
+
+
+def _demand_digests(
+    subject: SplitterSubject,
+    what: str,
+    parts: Iterable[SplitPart],
+    known: dict[tuple[str, tuple[int, int]], tuple[str, np.ndarray[Any, Any]]],
+) -> None:
+    """Demands that parts of one digest have the same pixels, also as all that are known."""
+    for part in islice(parts, NUM_DRAWN):
+        source = part.source
+        if not isinstance(source, (Drawing, DecodedImage)):
+            continue
+        where = f"{part.label!r} of {what}"
+        with attributed(f"drawing {where}", "draw what is returned"):
+            pixels = drawn(part, subject.limits)
+        key = source.digest, (source.size[0], source.size[1])
+        other, first = known.setdefault(key, (where, pixels))
+        demand(
+            np.array_equal(pixels, first),
+            f"{where} has the digest of {other}, and other pixels, so that a cache would return "
+            "one's embeddings for the other; hash the content and all options into the digest",
+        )
+
+
+def files_outside_the_root_are_refused(subject: SplitterSubject) -> None:
+    """A splitter that reads paths reads none outside `allowed_root`, neither by links."""
+    if subject.splitter.wants_path:
+        raise CheckSkipped("it gets paths that were compared with the root: see `links`")
+    if not subject.documents():
+        raise CheckSkipped("no sample is bytes, so no file was written; add one to `samples`")
+    blob = next(iter(subject.documents().values()))
+    whole = subject.parts(blob)
+    with outside_of_a_root(blob) as (root, paths):
+        limits = replace(subject.limits, allowed_root=root)
+        for path in paths:
+            try:
+                is_read = _are_same(subject.parts(path, limits), whole)
+            except FAULTS:
+                continue
+            demand(
+                not is_read,
+                f"the file {os.fspath(path)!r} was read, outside allowed_root {root}; take bytes "
+                "only (intake has read them), or open files beneath limits.allowed_root",
+            )
+
+
 def _size(part: SplitPart) -> int:
     """Returns the bytes of a part, 0 for one that is something else."""
     return len(part.source) if isinstance(part.source, bytes) else 0
@@ -286,7 +396,12 @@ CHECKS: tuple[Check, ...] = (
     splits_the_same_twice,
     threads_get_the_same_parts,
     unknown_options_are_refused,
+    options_change_the_parts,
     damage_is_a_media_error,
     bytes_of_the_document_are_limited,
     bytes_of_parts_are_limited,
+    pixels_are_limited,
+    limits_are_respected,
+    files_outside_the_root_are_refused,
+    *links.OF_SPLITTERS,
 )

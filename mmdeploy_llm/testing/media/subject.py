@@ -118,12 +118,12 @@ class ProcessorSubject:
     @property
     def item_choices(self) -> tuple[Mapping[str, Any], ...]:
         """The options of an item that are tried: those of `item_options`, each alone too."""
-        return _choices(self.item_options)
+        return choices_of(self.item_options)
 
     @property
     def other_choices(self) -> tuple[Mapping[str, Any], ...]:
         """The options of an engine that are tried: those of `other_options`, each alone too."""
-        return _choices(self.other_options)
+        return choices_of(self.other_options)
 
     def encoded(self) -> dict[str, bytes]:
         """Returns the samples that are bytes."""
@@ -179,7 +179,7 @@ def checkpoint_of(spec: MediaProcessorSpec, folder: Path) -> Checkpoint:
     return read_checkpoint(write_without_weights(family_of(known[name]), folder))
 
 
-def _choices(given: Options) -> tuple[Mapping[str, Any], ...]:
+def choices_of(given: Options) -> tuple[Mapping[str, Any], ...]:
     """Returns each of several sets of options, or the one set and each of its options alone."""
     if given is None:
         return ()

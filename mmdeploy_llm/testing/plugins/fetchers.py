@@ -6,7 +6,7 @@ Whether it reads local files or http URLs is found out by trying, or told by its
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,12 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote, unquote
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.system.portable.files import make_fifo
 from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
 
+from .bombs import write_bomb
 from .bounded import Peak, bounded
 from .web import BODY, Web
 
@@ -33,6 +35,8 @@ ODD = (
 SECONDS = 8.0  # until which anything must have ended
 GIANT = 3 * 2**30  # bytes of a file that takes none on disk
 MOST_BYTES = 64 * 2**20  # of memory until a giant is refused
+MOST_SMALL, UNPACKED = 10_000, 96 * 2**20  # bytes: allowed, and those of a member of an archive
+SIZELESS = Path("/proc/self/smaps")  # a regular file of many bytes, whose size is said to be 0
 SECRET = "geheim-4711"
 NUM_THREADS = 8
 REFUSE = "raise MediaError from mmdeploy_llm.errors"
@@ -205,6 +209,42 @@ def giants_are_refused(subject: FetcherSubject) -> None:
         raise CheckSkipped("it reads neither files nor URLs; add `uri_of` or `url_of` if it does")
 
 
+def sizes_are_not_believed(subject: FetcherSubject) -> None:
+    """No more than max_bytes come of a file or an answer that has more than it says, or that is
+    packed, or of a member of an archive."""
+    limits, checked = replace(subject.limits, max_bytes=MOST_SMALL), False
+    if subject.file_uri is not None and SIZELESS.is_file():
+        checked = True
+        _demand_few(
+            subject, subject.file_uri(SIZELESS), limits, "a file whose size is said to be 0"
+        )
+    if subject.web_uri is not None:
+        checked = True
+        limits = replace(subject.web_limits, max_bytes=MOST_SMALL)
+        with subject.web() as (web, url):
+            _demand_few(subject, url(web.url("packed")), limits, "an answer packed by gzip")
+    for uri, raw, path in _named(subject.serves):
+        with TemporaryDirectory() as folder:
+            bomb = Path(folder).resolve() / path.name
+            if not write_bomb(path, bomb, unquote(uri), UNPACKED):
+                continue
+            checked = True
+            own = replace(subject.limits, max_bytes=MOST_SMALL)
+            what = f"a member of {UNPACKED >> 20} MiB in an archive"
+            _demand_refused(subject, uri.replace(raw, os.fspath(bomb)), own, what)
+    if not checked:
+        raise CheckSkipped("it reads neither files nor URLs, nor a zip file that `serves` names")
+
+
+def _demand_few(subject: FetcherSubject, uri: str, limits: MediaLimits, what: str) -> None:
+    found = subject.get(uri, limits)
+    demand(
+        not isinstance(found, bytes) or len(found) <= limits.max_bytes,
+        f"{what} with max_bytes={limits.max_bytes} {_shown(found)}; read no more than max_bytes + "
+        "1 and call limits.check_bytes, whatever the size that is said",
+    )
+
+
 def _demand_refused(subject: FetcherSubject, uri: str, limits: MediaLimits, what: str) -> None:
     peak = Peak()
     found, taken = subject.get(uri, limits), peak.taken()
@@ -251,6 +291,63 @@ def files_outside_the_root_are_refused(subject: FetcherSubject) -> None:
                 f"{what}: the error says whether a file exists outside the root; say only that it "
                 "is outside",
             )
+
+
+def names_it_serves_stay_in_the_root(subject: FetcherSubject) -> None:
+    """A name like those of `serves` leads to no file outside `allowed_root`: neither by `..`, nor
+    where the name of an archive is one."""
+    if not subject.serves:
+        raise CheckSkipped("it is not known what it serves; add URIs with bytes to `serves`")
+    with TemporaryDirectory() as folder:
+        root, other = (Path(folder, name).resolve() for name in ("root", "root-other"))
+        for made in (root, other):
+            made.mkdir()
+        (other / "item.bin").write_bytes(CONTENT)
+        limits = replace(subject.limits, allowed_root=root)
+        for uri in subject.serves:
+            for name in _climbing(uri, other / "item.bin"):
+                _demand_outside(name, subject.get(name, limits))
+        for uri, raw, path in _named(subject.serves):
+            inside = root / f"inside{path.suffix}"
+            for copy in (inside, other / path.name):
+                copy.write_bytes(path.read_bytes())
+            if not isinstance(subject.get(uri.replace(raw, os.fspath(inside)), limits), bytes):
+                continue  # it needs more than this file
+            (root / path.name).symlink_to(other / path.name)
+            for way in (other, root, root / ".." / "root-other"):
+                name = uri.replace(raw, os.fspath(way / path.name))
+                _demand_outside(name, subject.get(name, limits))
+
+
+def _demand_outside(uri: str, found: bytes | MediaError | None) -> None:
+    demand(
+        not isinstance(found, bytes),
+        f"fetch_media of {uri!r}, a file outside allowed_root, {_shown(found)}; resolve links and "
+        f"`..`, open beneath the root (mmdeploy_llm.media has it ready), and {REFUSE} for the rest",
+    )
+
+
+def _climbing(uri: str, path: Path) -> Iterator[str]:
+    """Yields names like a URI that may lead to a path."""
+    begin = uri[: max(map(uri.rfind, "/#!?=:")) + 1]
+    bare = os.fspath(path).lstrip("/")
+    for up in ("../", "%2e%2e/", "..%2f", "..\\"):
+        yield begin + up * 16 + bare
+    yield begin + os.fspath(path)
+    yield begin + quote(os.fspath(path), safe="")
+
+
+def _named(uris: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
+    """Yields the URIs that name a local file: the URI, what in it is the path, and the file."""
+    for uri in uris:
+        _, _, rest = uri.partition(":")
+        at = f"/{rest.lstrip('/')}"
+        ends = [n for n, sign in enumerate(at) if sign in "/#!?|:"] + [len(at)]
+        for end in reversed(ends):
+            path = Path(unquote(at[:end]))
+            if path.suffix and path.is_file() and at[:end] in uri:
+                yield uri, at[:end], path
+                break
 
 
 def what_is_no_file_is_refused(subject: FetcherSubject) -> None:
@@ -342,7 +439,9 @@ CHECKS: tuple[Check, ...] = (
     returns_the_bytes,
     bytes_are_limited,
     giants_are_refused,
+    sizes_are_not_believed,
     files_outside_the_root_are_refused,
+    names_it_serves_stay_in_the_root,
     what_is_no_file_is_refused,
     urls_are_off_until_allowed,
     redirects_are_checked,

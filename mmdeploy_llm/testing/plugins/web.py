@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from typing import Any
 BODY = bytes(range(256)) * 40
 MOST_SENT = 64 * 2**20  # bytes of an answer without end
 PIECE = bytes(2**16)
+UNPACKED = 8 * 2**20  # bytes of zeros of an answer that has a thousandth of them
 SECONDS = 20.0  # of an answer that comes slowly
 
 
@@ -62,6 +64,11 @@ class Web:
     def _ok(self, handler: BaseHTTPRequestHandler) -> None:
         _head(handler, 200, {"Content-Length": len(BODY)})
         handler.wfile.write(BODY)
+
+    def _packed(self, handler: BaseHTTPRequestHandler) -> None:
+        packed = gzip.compress(bytes(UNPACKED))
+        _head(handler, 200, {"Content-Length": len(packed), "Content-Encoding": "gzip"})
+        handler.wfile.write(packed)
 
     def _torn(self, handler: BaseHTTPRequestHandler) -> None:
         _head(handler, 200, {"Content-Length": len(BODY) + 100})

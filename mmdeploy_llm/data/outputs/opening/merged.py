@@ -131,7 +131,7 @@ class MergedOutputs:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know of edits: how many are used, and files that are not."""
+        """Notes on edits for a reader: how many are used, and files that are not."""
         return [*self._edits.notes(), *self._unnamed]
 
     @property
