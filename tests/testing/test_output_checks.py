@@ -1,6 +1,7 @@
 """Bugs planted in a store of records: each is found by the check that the table names; that store,
 the one in SQLite and the formats of this package pass."""
 
+import re
 from pathlib import Path
 
 import pytest
