@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -43,16 +43,9 @@ from mmdeploy_llm.testing.models import (
     variants,
 )
 from mmdeploy_llm.testing.models import weights as model_weights
-from mmdeploy_llm.testing.models.base import (
-    Check,
-    CheckFailed,
-    CheckSkipped,
-    attributed,
-    factory_of,
-    newer_than,
-    since,
-)
+from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.models.tiny_logits import tiny_equals_the_reference
 from mmdeploy_llm.testing.plugins import (
     chat_parts,
     fetchers,
@@ -63,10 +56,10 @@ from mmdeploy_llm.testing.plugins import (
     plugins,
     tools,
 )
-from mmdeploy_llm.testing.plugins.declared import version_of
+from mmdeploy_llm.testing.plugins.declared import dated
 from mmdeploy_llm.testing.plugins.installed import check_name
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
-from mmdeploy_llm.testing.tiny import family_of, make_tokenizer, write_family
+from mmdeploy_llm.testing.tiny import make_tokenizer
 from mmdeploy_llm.testing.weights import products as weight_products
 from mmdeploy_llm.testing.weights import reading as weight_reading
 from mmdeploy_llm.testing.weights.subject import WeightFormatSubject
@@ -77,7 +70,6 @@ from .given import FETCHER, GivenFields
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
 NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config
 SMALL_IMAGES = {"an image": ((1, 4, 6),), "two images": ((1, 4, 6), (1, 8, 4))}
-LOGITS = equalities.logits_equal_the_reference
 ON_META = (
     models.builds_on_meta,
     models.has_what_the_engine_asks_for,
@@ -119,15 +111,7 @@ def check_plugin(
     check_name(name)
     checkpoint = None if model_folder is None else read_checkpoint(model_folder)
     subject = PluginSubject.of(name, beside=plugin_files)
-    return (_dated(verdict, subject) for verdict in _verdicts(subject, checkpoint))
-
-
-def _dated(verdict: Verdict, subject: PluginSubject) -> Verdict:
-    """Says of a failed check that it is newer than the plugin, where it is."""
-    if verdict.outcome != "fail" or verdict.since is None:
-        return verdict
-    newer = newer_than(verdict.since, version_of(subject.loaded))
-    return replace(verdict, message=f"{newer}: {verdict.message}") if newer else verdict
+    return (dated(verdict, subject) for verdict in _verdicts(subject, checkpoint))
 
 
 def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:
@@ -281,7 +265,7 @@ def _check_model(
     if checkpoint is None:
         for architecture in spec.architectures:
             yield from _check_on_meta(spec, architecture)
-        yield from _compare_tiny(spec)
+        yield from _run((tiny_equals_the_reference,), describe(spec), spec)
         return
     architectures = checkpoint.config.architectures or ()
     try:
@@ -291,55 +275,17 @@ def _check_model(
     if not is_served:
         yield _skipped("builds_on_meta", describe(spec), "the folder is of another architecture")
         return
-    subject = _subject_of(spec, checkpoint)
-    if _is_embedder(subject):
-        yield from _run(embedders.CHECKS, describe(spec), subject)
-        return
-    checks = models.CHECKS + equalities.CHECKS + model_weights.CHECKS + variants.CHECKS
-    checks += chats.CHECKS + determinism.CHECKS + ranks.CHECKS
-    yield from _run(checks, describe(spec), subject)
-
-
-def _subject_of(spec: ModelSpec, checkpoint: Checkpoint) -> models.ModelSubject:
     cases: dict[str, Sequence[models.Grid]] = {"text": (), "other text": ()}
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
     if _is_embedder(subject):
         subject.make_reference = embedders.EmbedderReference
-    return subject
-
-
-def _compare_tiny(spec: ModelSpec) -> Iterator[Verdict]:
-    """Compares the model with the reference on the tiny checkpoint that its spec names."""
-    with TemporaryDirectory() as folder:
-        yield from _run((tiny_equals_the_reference,), describe(spec), (spec, Path(folder)))
-
-
-@since(1, 2)
-def tiny_equals_the_reference(tiny: tuple[ModelSpec, Path]) -> None:
-    """The logits of the tiny checkpoint that the spec names are those of the reference."""
-    spec, folder = tiny
-    if spec.tiny is None:
-        raise CheckSkipped(
-            "no logits were compared: the spec has no `tiny`; give it one, or a model folder"
-        )
-    with attributed(f"writing the tiny checkpoint {spec.tiny}", "correct its Family"):
-        write_family(family_of(spec), folder)
-    subject = _subject_of(spec, read_checkpoint(folder))
-    is_embedder = _is_embedder(subject)
-    ask = subject.reference.vectors if is_embedder else subject.reference.logits
-    try:
-        for prompt in subject.prompts.values():
-            ask(*prompt)
-    except Exception as error:  # a model that hears or sees has no logits of text alone
-        raise CheckSkipped(
-            f"no logits were compared: transformers' model does not run these prompts "
-            f"({error_text(error)}); ModelConformance takes others"
-        ) from error
-    models.loads_the_checkpoint(subject)
-    compare = embedders.vectors_equal_the_reference if is_embedder else LOGITS
-    compare(subject)
+        yield from _run(embedders.CHECKS, describe(spec), subject)
+        return
+    checks = models.CHECKS + equalities.CHECKS + model_weights.CHECKS + variants.CHECKS
+    checks += chats.CHECKS + determinism.CHECKS + ranks.CHECKS
+    yield from _run(checks, describe(spec), subject)
 
 
 def _is_embedder(subject: models.ModelSubject) -> bool:

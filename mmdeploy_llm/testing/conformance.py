@@ -53,7 +53,6 @@ from mmdeploy_llm.testing.plugins.declared import declared_by, is_ours
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
-
 ATTRIBUTES_SINCE = (1, 2)  # the plugin API that refuses attributes that the kit does not read
 
 

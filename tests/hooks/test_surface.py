@@ -18,6 +18,7 @@ import re
 import sys
 import types
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from mmdeploy_llm.hooks.renames import OLD_NAMES
 from mmdeploy_llm.layers import RotaryConfig
 
 MISSING = dataclasses.MISSING
+MAX_TEXT = 150  # characters of a default that is recorded
 FILE = Path(__file__).with_name("surface.json")
 RELEASED = Path(__file__).with_name("released.json")
 VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm/hooks/versions.py"
@@ -152,10 +154,11 @@ def _with_default(kind, value):
 
 
 def _text(value):
-    """Returns a default as text, the same in each process."""
+    """Returns a default as text, the same in each process; "..." for a mapping or a long one."""
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(_text, value)))}}}"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return "..." if isinstance(value, Mapping) or len(text) > MAX_TEXT else text
 
 
 def _signature(function):

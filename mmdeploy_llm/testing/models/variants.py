@@ -119,7 +119,9 @@ def every_constant_is_read(subject: ModelSubject) -> str:
     on which no shape of a weight depends, or the model refuses the config."""
     _demand_small(subject)
     config = subject.config
-    found = [_constant(config, part, name) for part in _parts(config) for name in _own(config, part)]
+    found = [
+        _constant(config, part, name) for part in _parts(config) for name in _own(config, part)
+    ]
     shapes = _shapes(config)
     return _compare(subject, [one for one in found if _keeps(config, one, shapes)])
 

@@ -6,10 +6,12 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.versions import API_VERSION, written_for
+from mmdeploy_llm.testing.models.base import newer_than
 
 from .plugin_subject import PluginSubject
 
@@ -19,18 +21,27 @@ OURS = frozenset({"mmdeploy_llm", "mmdeploy_llm_plugins", "mmdeploy_llm_processo
 def declared_by(tested: Any) -> tuple[int, int] | None:
     """Returns the version that the package declares of which a test class has the `plugin` or the
     `spec`; the present one for our own packages, None where no version is declared."""
-    for module in _modules_of(tested):
-        with suppress(TypeError, ValueError):
-            version = version_of(module)
-            if version is not None:
-                return version
-    return None
+    found = map(version_of, _modules_of(tested))
+    return next((version for version in found if version is not None), None)
 
 
 def version_of(module: Any) -> tuple[int, int] | None:
-    """Returns the version that a plugin's module declares; the present one for our own. Raises
-    TypeError or ValueError for a declaration that is none."""
-    return API_VERSION if is_ours(module.__name__) else written_for(module)
+    """Returns the version that a plugin's module declares; the present one for our own, None for a
+    declaration that is none, which another check reports."""
+    if is_ours(module.__name__):
+        return API_VERSION
+    with suppress(TypeError, ValueError):
+        return written_for(module)
+    return None
+
+
+def dated(verdict: Any, subject: PluginSubject) -> Any:
+    """Returns a verdict of `plugins check`, which of a failed check that is newer than the plugin
+    says so."""
+    if verdict.outcome != "fail" or verdict.since is None:
+        return verdict
+    newer = newer_than(verdict.since, version_of(subject.loaded))
+    return replace(verdict, message=f"{newer}: {verdict.message}") if newer else verdict
 
 
 def is_ours(module: str) -> bool:
