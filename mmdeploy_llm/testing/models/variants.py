@@ -41,7 +41,7 @@ EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", 
 NO_CONSTANT = re.compile(
     r"(_token_id|_token|_index|_dropout|_dropout_rate|_coef|_loss|_std|_range|_momentum|_version)$"
     r"|dropout|drop_path|initializer|^use_cache$|^output_|^return_|checkpointing|^pretraining_tp$"
-    r"|^sliding_window$|^num_key_value_heads$|^tie_word_embeddings$|^num_labels$|^is_decoder$"
+    r"|position_embeddings$|^sliding_window$|^num_key_value_heads$|^tie_word_embeddings$|^num_labels$|^is_decoder$"
 )
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 SCALINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -120,7 +120,9 @@ def every_constant_is_read(subject: ModelSubject) -> str:
     _demand_small(subject)
     config = subject.config
     found = [
-        _constant(config, part, name) for part in _parts(config) for name in _own(config, part)
+        _constant(part, name, value)
+        for part in _parts(config)
+        for name, value in _own(config, part)
     ]
     shapes = _shapes(config)
     return _compare(subject, [one for one in found if _keeps(config, one, shapes)])
@@ -135,23 +137,23 @@ def _part(config: Any, name: str | None) -> Any:
     return config if name is None else getattr(config, name)
 
 
-def _own(config: Any, part: str | None) -> list[str]:
-    """Returns the fields of a part with numbers and switches that only this model has, and that no
-    other check changes."""
+def _own(config: Any, part: str | None) -> list[tuple[str, Any]]:
+    """Returns fields and values of a part, the numbers and switches that only this model has, and
+    that no other check changes."""
     section = _part(config, part)
     taken = set(transformers.PreTrainedConfig().to_dict())
-    taken |= {*BIASES, *EPSILONS} if section is config.get_text_config() else set()
+    is_text = section is config.get_text_config()
+    taken |= {*BIASES, *EPSILONS} if is_text else set()
+    # Whole numbers of encoders are their sizes, of which there are many.
+    kinds = (bool, float) if config.sub_configs and not is_text else (bool, float, int)
     return [
-        name
+        (name, value)
         for name, value in section.to_dict().items()
-        if isinstance(value, (bool, int, float))
-        and name not in taken
-        and not NO_CONSTANT.search(name)
+        if (type(value) in kinds and name not in taken and not NO_CONSTANT.search(name))
     ]
 
 
-def _constant(config: Any, part: str | None, name: str) -> Variant:
-    value = getattr(_part(config, part), name)
+def _constant(part: str | None, name: str, value: Any) -> Variant:
     other = value * 1.37 + 0.013 if isinstance(value, float) else value + 1
     other = not value if isinstance(value, bool) else other
 
@@ -168,7 +170,7 @@ def _shapes(config: Any) -> Mapping[str, Any] | None:
     architecture = getattr(transformers, (config.architectures or ("",))[0], None)
     try:
         with torch.device("meta"):
-            return {name: own.shape for name, own in architecture(config).named_parameters()}
+            return {name: own.shape for name, own in architecture(config).state_dict().items()}
     except Exception:  # transformers raises whatever its classes raise
         return None
 

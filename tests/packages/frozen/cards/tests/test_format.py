@@ -7,6 +7,7 @@ def card(name, text):
 
 
 def write(path, rows):
+    rows = list(rows)
     for row in rows:
         if not isinstance(row["text"], str) or "\n" in row["id"] or not row["id"]:
             raise ValueError("a card has a text")
@@ -29,3 +30,4 @@ class TestCards(CorpusFormatConformance):
     damaged = {"no text": (FILE + card("bad", b"\xff\xfe"), [ONE, TWO, None])}
     write = staticmethod(write)
     column = "text"
+    values = {"two lines": "a\nb", "letters": "Grüße, 你好", "empty": "", "long": "x" * 5000}
