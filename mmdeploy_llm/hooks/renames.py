@@ -34,7 +34,7 @@ def with_old_names(table: Mapping[str, tuple[str, str]]) -> Callable[[Class], Cl
                 named[table[old][0]] = named.pop(old)
             build(self, *values, **named)
 
-        cls.__init__ = taking_old_names  # type: ignore[misc]
+        cls.__init__ = taking_old_names
         for old in table:
             setattr(cls, old, _reader(old, table))
         setattr(cls, OLD_NAMES, table)

@@ -37,11 +37,12 @@ WINDOW = 5  # tokens, fewer than a prompt has
 ORIGINAL = 8  # positions of the training, fewer than a prompt has
 BIASES = ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qkv_bias", "o_proj_bias")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
-# Fields of a config that other checks change, that training reads, or that name tokens.
+# Fields of a config that other checks change, that training reads, or that name tokens; and alibi,
+# whose biases transformers' plain attention adds twice in some families.
 NO_CONSTANT = re.compile(
     r"(_token_id|_token|_index|_dropout|_dropout_rate|_coef|_loss|_std|_range|_momentum|_version)$"
     r"|dropout|drop_path|initializer|^use_cache$|^output_|^return_|checkpointing|^pretraining_tp$"
-    r"|position_embeddings$|^sliding_window$|^num_key_value_heads$|^tie_word_embeddings$|^num_labels$|^is_decoder$"
+    r"|position_embeddings$|^sliding_window$|^num_key_value_heads$|^tie_word_embeddings$|^num_labels$|^alibi$|^is_decoder$"
 )
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 SCALINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -167,7 +168,7 @@ def _constant(part: str | None, name: str, value: Any) -> Variant:
 
 def _shapes(config: Any) -> Mapping[str, Any] | None:
     """Returns the shapes of the weights of transformers' model; None where it makes none."""
-    architecture = getattr(transformers, (config.architectures or ("",))[0], None)
+    architecture: Any = getattr(transformers, (config.architectures or ("",))[0], None)
     try:
         with torch.device("meta"):
             return {name: own.shape for name, own in architecture(config).state_dict().items()}
