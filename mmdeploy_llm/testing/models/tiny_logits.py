@@ -9,11 +9,10 @@ from tempfile import TemporaryDirectory
 
 from mmdeploy_llm.hooks import ModelSpec
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.testing.tiny import Family, family_of, write_family
+from mmdeploy_llm.testing.tiny import family_of, write_family
 from mmdeploy_llm.weights.folder import read_checkpoint
 
 from .base import CheckSkipped, attributed, since
-from .embedders import EmbedderReference, vectors_equal_the_reference
 from .equalities import logits_equal_the_reference
 from .models import Grid, ModelSubject, loads_the_checkpoint, transformers_reference
 from .prompts import make_prompt
@@ -29,13 +28,18 @@ def tiny_equals_the_reference(spec: ModelSpec) -> None:
             "no logits were compared: the spec has no `tiny`; give it one, or a model folder"
         )
     with TemporaryDirectory() as folder:
-        with attributed(f"writing the tiny checkpoint {spec.tiny}", "correct its Family"):
+        with attributed(f"reading {spec.tiny}", "correct the spec's `tiny`"):
             family = family_of(spec)
+        if family.is_embedder:
+            raise CheckSkipped(
+                "no logits were compared: the model gives vectors, which EmbedderConformance compares"
+            )
+        with attributed(f"writing the tiny checkpoint {spec.tiny}", "correct its Family"):
             write_family(family, Path(folder))
-        _compare(_subject_of(spec, family, Path(folder)), family)
+        _compare(_subject_of(spec, Path(folder)))
 
 
-def _subject_of(spec: ModelSpec, family: Family, folder: Path) -> ModelSubject:
+def _subject_of(spec: ModelSpec, folder: Path) -> ModelSubject:
     config = read_checkpoint(folder).config
     cases: dict[str, Sequence[Grid]] = {"text": (), "other text": ()}
     has_grids = hasattr(getattr(config, "vision_config", None), "spatial_merge_size")
@@ -48,23 +52,18 @@ def _subject_of(spec: ModelSpec, family: Family, folder: Path) -> ModelSubject:
         cases=cases,
         tolerance=TOLERANCE,
         make_prompt=make_prompt,
-        make_reference=EmbedderReference if family.is_embedder else transformers_reference,
+        make_reference=transformers_reference,
     )
 
 
-def _compare(subject: ModelSubject, family: Family) -> None:
-    reference = subject.reference
-    ask = reference.vectors if family.is_embedder else reference.logits
+def _compare(subject: ModelSubject) -> None:
     try:
         for prompt in subject.prompts.values():
-            ask(*prompt)
+            subject.reference.logits(*prompt)
     except Exception as error:  # a model that hears or sees has no logits of text alone
         raise CheckSkipped(
             "no logits were compared: transformers' model does not run the prompts of "
             f"`plugins check` ({error_text(error)}); ModelConformance takes others"
         ) from error
     loads_the_checkpoint(subject)
-    if family.is_embedder:
-        vectors_equal_the_reference(subject)
-    else:
-        logits_equal_the_reference(subject)
+    logits_equal_the_reference(subject)
