@@ -32,7 +32,7 @@ def tiny_equals_the_reference(spec: ModelSpec) -> None:
             family = family_of(spec)
         if family.is_embedder:
             raise CheckSkipped(
-                "no logits were compared: the model gives vectors, which EmbedderConformance compares"
+                "no logits were compared: it gives vectors, which EmbedderConformance compares"
             )
         with attributed(f"writing the tiny checkpoint {spec.tiny}", "correct its Family"):
             write_family(family, Path(folder))
