@@ -14,7 +14,7 @@ from mmdeploy_llm.values.text.display import error_text, shown
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-API_VERSION = (1, 1)  # removals and changes, additions; see tests/hooks/test_surface.py
+API_VERSION = (1, 2)  # removals and changes, additions; see tests/hooks/test_surface.py
 OUR_DISTRIBUTION = "mmdeploy-llm"
 WRITTEN_FOR = "MMDEPLOY_LLM_API"  # the name in a plugin's module
 
@@ -48,15 +48,26 @@ def requirement_problems(requires: Iterable[str]) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def api_problems(plugin: object) -> tuple[str, ...]:
-    """Returns how the version of the plugin API that a plugin was written for does not fit."""
+def written_for(plugin: object) -> tuple[int, int] | None:
+    """Returns the version of the plugin API that a module says it was written for; None where it
+    says none. Raises TypeError or ValueError where that is not two numbers."""
     written = getattr(plugin, WRITTEN_FOR, None)
     if written is None:
-        return ()
+        return None
+    major, minor = (int(part) for part in written)
+    return major, minor
+
+
+def api_problems(plugin: object) -> tuple[str, ...]:
+    """Returns how the version of the plugin API that a plugin was written for does not fit."""
     try:
-        major, minor = (int(part) for part in written)
+        version = written_for(plugin)
     except (TypeError, ValueError):
+        written = getattr(plugin, WRITTEN_FOR)
         return (f"{WRITTEN_FOR} must be two numbers such as {API_VERSION}, got {shown(written)}",)
+    if version is None:
+        return ()
+    major, minor = version
     about = f"it was written for version {major}.{minor} of the plugin API, and this is "
     about += ".".join(map(str, API_VERSION))
     if (major, minor) > API_VERSION:

@@ -24,6 +24,7 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.hooks.records import Spec, describe
 from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
 from mmdeploy_llm.testing.plugins import fresh, observers, plugins
+from mmdeploy_llm.testing.plugins.declared import dated
 from mmdeploy_llm.testing.plugins.installed import check_name
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
 
@@ -57,7 +58,8 @@ def check_plugin(
         from mmdeploy_llm.weights.folder import read_checkpoint
 
         checkpoint = read_checkpoint(model_folder)
-    return _verdicts(PluginSubject.of(name, beside=plugin_files), checkpoint)
+    subject = PluginSubject.of(name, beside=plugin_files)
+    return (dated(verdict, subject) for verdict in _verdicts(subject, checkpoint))
 
 
 def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:

@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.testing.models import models
 from mmdeploy_llm.testing.models.base import factory_of
 from mmdeploy_llm.testing.models.prompts import make_prompt
+from mmdeploy_llm.testing.models.tiny_logits import tiny_equals_the_reference
 
 from .verdicts import Verdict, run, skipped
 
@@ -37,6 +38,7 @@ def check_model(
     if checkpoint is None:
         for architecture in spec.architectures:
             yield from _check_on_meta(spec, architecture)
+        yield from run((tiny_equals_the_reference,), describe(spec), spec)
         return
     architectures = checkpoint.config.architectures or ()
     try:
@@ -52,7 +54,14 @@ def check_model(
 def _check_all(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[Verdict]:
     """Yields the verdicts of the model that serves the checkpoint."""
     from mmdeploy_llm.testing.media import chats
-    from mmdeploy_llm.testing.models import determinism, embedders, equalities, ranks, variants
+    from mmdeploy_llm.testing.models import (
+        determinism,
+        embedders,
+        equalities,
+        ranks,
+        variants,
+        weights,
+    )
 
     cases: dict[str, Sequence[models.Grid]] = {"text": (), "other text": ()}
     if "image" in spec.media and _has_grids(checkpoint.config):
@@ -62,8 +71,8 @@ def _check_all(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[Verdict]:
         subject.make_reference = embedders.EmbedderReference
         yield from run(embedders.CHECKS, describe(spec), subject)
         return
-    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + chats.CHECKS
-    checks += determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + weights.CHECKS + variants.CHECKS
+    checks += chats.CHECKS + determinism.CHECKS + ranks.CHECKS
     yield from run(checks, describe(spec), subject)
 
 

@@ -7,6 +7,8 @@ mark one, or add its own tests with the fixture `subject`.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -22,10 +24,11 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.hooks.names import did_you_mean, listing
 from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
 from mmdeploy_llm.testing.data import corpus, outputs
 from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
-from mmdeploy_llm.testing.models.base import Check, CheckSkipped
+from mmdeploy_llm.testing.models.base import Check, CheckSkipped, newer_than
 from mmdeploy_llm.testing.plugins import (
     chat_parts,
     fetchers,
@@ -35,7 +38,10 @@ from mmdeploy_llm.testing.plugins import (
     plugins,
     tools,
 )
+from mmdeploy_llm.testing.plugins.declared import declared_by, is_ours
 from mmdeploy_llm.testing.plugins.plugin_subject import PluginSubject
+
+ATTRIBUTES_SINCE = (1, 2)  # the plugin API that refuses attributes that the kit does not read
 
 
 def _method(name: str, check: Check) -> Any:
@@ -44,6 +50,11 @@ def _method(name: str, check: Check) -> Any:
             check(subject)
         except CheckSkipped as reason:
             pytest.skip(str(reason))
+        except Exception as failure:
+            newer = newer_than(getattr(check, "since", None), declared_by(type(self)))
+            if not newer:
+                raise
+            pytest.xfail(f"{newer}: {failure}")
 
     test.__name__ = name
     test.__qualname__ = name
@@ -51,14 +62,46 @@ def _method(name: str, check: Check) -> Any:
     return test
 
 
+def _attributes_are_known(tested: type) -> None:
+    """Raises TypeError for an attribute of a test class that the kit does not read."""
+    bases = tested.__mro__[1:]
+    known = {name for base in bases for name in (*dir(base), *inspect.get_annotations(base))}
+    known = {name for name in known if not name.startswith(("_", "test_", "pytest"))}
+    for name, value in vars(tested).items():
+        if name in known or name.startswith(("_", "test", "pytest")) or _is_fixture(value):
+            continue
+        hint = did_you_mean(name, known)
+        is_function = callable(value) or isinstance(value, (staticmethod, classmethod))
+        if hint or not is_function:  # functions and classes of the author's have any other name
+            raise TypeError(
+                f"{tested.__name__}.{name} is no attribute that the kit reads{hint}; it reads "
+                f"{listing(known)}. Begin a name of your own with an underscore"
+            )
+
+
+def _is_fixture(value: Any) -> bool:
+    """Whether a class has it by @pytest.fixture, of pytest 8.4 and later or of an earlier one."""
+    kind = type(value).__name__
+    return kind == "FixtureFunctionDefinition" or hasattr(value, "_pytestfixturefunction")
+
+
 class Conformance:
     """Base class: creates a test method for each of `checks`, which gets the fixture `subject`. A
-    subclass that sets `checks` runs these instead of those of its base."""
+    subclass that sets `checks` runs these instead of those of its base. An attribute that the kit
+    does not read raises TypeError."""
 
     checks: ClassVar[Sequence[Check]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        try:
+            if not is_ours(cls.__module__):
+                _attributes_are_known(cls)
+        except TypeError as error:
+            newer = newer_than(ATTRIBUTES_SINCE, declared_by(cls))
+            if not newer:
+                raise
+            warnings.warn(f"{newer}: {error}", stacklevel=2)
         if "checks" not in cls.__dict__:
             return
         inherited = [check for base in cls.__mro__[1:] for check in vars(base).get("checks", ())]

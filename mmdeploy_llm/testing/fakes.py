@@ -77,7 +77,7 @@ class FakeModel(nn.Module):
 
 class FakeReasoningParser(ReasoningParser):
     """Splits a text at the first </think> into reasoning and content; without one, all of the text
-    is content."""
+    is content, or reasoning where the prompt ends with <think>."""
 
     markers = ("</think>",)
     start_marker = "<think>"
@@ -86,10 +86,12 @@ class FakeReasoningParser(ReasoningParser):
     def __init__(self) -> None:
         self._held = ""
         self._is_over = False
+        self._is_opened = False
 
     def start(self, prompt: str) -> None:
         """Expects only content after a prompt that has closed the reasoning."""
         self._is_over = prompt.rstrip().endswith("</think>")
+        self._is_opened = prompt.rstrip().endswith("<think>")
 
     def feed(self, text: str) -> list[Segment]:
         """Holds the text back until the marker; returns content after it at once."""
@@ -103,8 +105,8 @@ class FakeReasoningParser(ReasoningParser):
         return _segments(reasoning, content)
 
     def finish(self) -> list[Segment]:
-        """Returns the text held back as content."""
-        return _segments("", self._held)
+        """Returns the text held back."""
+        return _segments(self._held, "") if self._is_opened else _segments("", self._held)
 
 
 class FakeMediaProcessor(MediaProcessor):

@@ -23,7 +23,7 @@ import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
 from mmdeploy_llm.testing.media import chats
-from mmdeploy_llm.testing.models import determinism, equalities, models, ranks, variants
+from mmdeploy_llm.testing.models import determinism, equalities, models, ranks, variants, weights
 from mmdeploy_llm.testing.models.base import factory_of
 from mmdeploy_llm.testing.models.dense import DenseRunner
 from mmdeploy_llm.testing.models.equalities import max_difference
@@ -68,6 +68,7 @@ class ModelConformance(Conformance):
     checks = (
         *models.CHECKS,
         *equalities.CHECKS,
+        *weights.CHECKS,
         *variants.CHECKS,
         *chats.CHECKS,
         *determinism.CHECKS,

@@ -6,6 +6,7 @@ heavy package.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ import pytest
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PluginManager
+
+
+CLASSES = pytest.StashKey[list[type[Any]]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,6 +33,32 @@ def pytest_runtest_makereport(
         if isinstance(call.excinfo.value, CheckFailed):
             report.longrepr = f"{item.name}: {call.excinfo.value}"
     return report
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keeps the test classes of this run, for the summary."""
+    classes = {getattr(item, "cls", None) for item in session.items}
+    session.config.stash[CLASSES] = [each for each in classes if each is not None]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Names what the plugins under test provide and no test class of this run tries."""
+    classes = config.stash.get(CLASSES, [])
+    if "mmdeploy_llm.testing.conformance" not in sys.modules or not classes:
+        return
+    from mmdeploy_llm.testing.models.base import CheckFailed, CheckSkipped
+
+    from .untried import untried
+
+    try:
+        lines = untried(classes)
+    except (CheckFailed, CheckSkipped):
+        return  # a plugin that does not load; its tests say so
+    if lines:
+        terminalreporter.section("mmdeploy_llm: what no test class tries")
+        terminalreporter.write("".join(f"{line}\n" for line in sorted(lines)))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ class Verdict:
     check: name of the check.
     subject: what was checked, such as "reasoning parser acme"; "" for the plugin as a whole.
     message: why it failed or was skipped; when it passed, what the author should know, or "".
+    since: the version of the plugin API with which the check came; None: the first.
     """
 
     check: str
@@ -26,6 +27,7 @@ class Verdict:
     outcome: Literal["pass", "fail", "skip"]
     message: str
     seconds: float
+    since: tuple[int, int] | None = None
 
 
 def run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
@@ -48,6 +50,7 @@ def run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
             outcome=outcome,
             message=message,
             seconds=time.perf_counter() - start,
+            since=getattr(check, "since", None),
         )
 
 

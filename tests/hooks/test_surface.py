@@ -18,12 +18,18 @@ import re
 import sys
 import types
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm import __version__
 from mmdeploy_llm.hooks import API_VERSION
+from mmdeploy_llm.hooks.renames import OLD_NAMES
+from mmdeploy_llm.layers import RotaryConfig
 
+MISSING = dataclasses.MISSING
+MAX_TEXT = 150  # characters of a default that is recorded
 FILE = Path(__file__).with_name("surface.json")
 RELEASED = Path(__file__).with_name("released.json")
 VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm/hooks/versions.py"
@@ -131,15 +137,28 @@ def _described(name, item):
             found[f"{name}.{part}"] = "property"
     for part, kind in inspect.get_annotations(item).items():
         if not part.startswith("_"):
-            found.setdefault(f"{name}.{part}", str(kind))
+            value = vars(item).get(part, MISSING)
+            is_slot = inspect.ismemberdescriptor(value)
+            found.setdefault(f"{name}.{part}", _with_default(kind, MISSING if is_slot else value))
     return found
 
 
 def _field(field):
-    is_required = (
-        field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    )
-    return f"{field.type}{'' if is_required else ' = ...'}"
+    if field.default_factory is not MISSING:
+        return f"{field.type} = {field.default_factory.__name__}()"
+    return _with_default(field.type, field.default)
+
+
+def _with_default(kind, value):
+    return f"{kind}" if value is MISSING else f"{kind} = {_text(value)}"
+
+
+def _text(value):
+    """Returns a default as text, the same in each process; "..." for a mapping or a long one."""
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return "..." if isinstance(value, Mapping) or len(text) > MAX_TEXT else text
 
 
 def _signature(function):
@@ -182,26 +201,29 @@ def is_compatible(old, new):
         return True
     if old.startswith("(") and new.startswith("("):
         return _takes_as_much(_arguments(old), _arguments(new))
-    before, now = old.removesuffix(" = ..."), new.removesuffix(" = ...")
-    lost_default = old != before and new == now
-    return not lost_default and " " not in now.replace(" | ", "|") and _parts(before) <= _parts(now)
+    (before, had, default), (now, has, present) = (text.partition(" = ") for text in (old, new))
+    keeps_default = not had or (has and default == present)
+    return keeps_default and " " not in now.replace(" | ", "|") and _parts(before) <= _parts(now)
 
 
 def _takes_as_much(old, new):
     if old is None or new is None:
         return False
-    by_name = {name for name, _, _ in new.named}
-    for index, (name, has_default, kind) in enumerate(old.positional):
+    for index, (name, default, kind) in enumerate(old.positional):
         if index >= len(new.positional) or new.positional[index][0] != name:
             return False
-        if (has_default and not new.positional[index][1]) or not kind <= new.positional[index][2]:
+        if default not in (None, new.positional[index][1]) or not kind <= new.positional[index][2]:
             return False
-    taken = {name for name, _, _ in new.positional} | by_name
+    taken = {name: (default, kind) for name, default, kind in (*new.positional, *new.named)}
+    for name, default, kind in old.named:
+        if name not in taken or not kind <= taken[name][1]:
+            return False
+        if default not in (None, taken[name][0]):
+            return False
     added = [*new.positional[len(old.positional) :], *new.named]
     known = {name for name, _, _ in (*old.positional, *old.named)}
     return (
-        all(name in taken for name, _, _ in old.named)
-        and all(has_default for name, has_default, _ in added if name not in known)
+        all(default is not None for name, default, _ in added if name not in known)
         and old.rest <= new.rest
         and new.returns <= old.returns
     )
@@ -224,14 +246,15 @@ def _arguments(signature):
     def kind(arg):
         return frozenset() if arg.annotation is None else _parts(ast.unparse(arg.annotation))
 
+    def described(plain, defaults):
+        texts = [None if default is None else ast.unparse(default) for default in defaults]
+        return [(arg.arg, text, kind(arg)) for arg, text in zip(plain, texts, strict=True)]
+
     plain = [*args.posonlyargs, *args.args]
-    num_required = len(plain) - len(args.defaults)
+    required = [None] * (len(plain) - len(args.defaults))
     return types.SimpleNamespace(
-        positional=[(arg.arg, i >= num_required, kind(arg)) for i, arg in enumerate(plain)],
-        named=[
-            (arg.arg, default is not None, kind(arg))
-            for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
-        ],
+        positional=described(plain, [*required, *args.defaults]),
+        named=described(args.kwonlyargs, args.kw_defaults),
         rest={name for name in ("vararg", "kwarg") if getattr(args, name) is not None},
         returns=_parts(ast.unparse(function.returns)) if function.returns else frozenset(),
     )
@@ -269,12 +292,90 @@ def test_the_version_follows_the_policy():
         ({"f": "int"}, {"f": "int = ..."}, (3, 5)),
         ({"f": "int = ..."}, {"f": "int"}, (4, 0)),
         ({"f": "int = ..."}, {"f": "int | None = ..."}, (3, 5)),
+        ({"a": "(x: 'int' = 0)"}, {"a": "(x: 'int' = 1)"}, (4, 0)),
+        ({"a": "(*, x=0)"}, {"a": "(*, x)"}, (4, 0)),
+        ({"a": "(*, x=0)"}, {"a": "(*, x=1)"}, (4, 0)),
+        ({"f": "int = 0"}, {"f": "int = 1"}, (4, 0)),
+        ({"f": "int"}, {"f": "int = 1"}, (3, 5)),
         ({"f": "class"}, {"f": "()"}, (4, 0)),
         ({"e": "MediaError 413"}, {"e": "MediaError 400"}, (4, 0)),
     ],
 )
 def test_what_the_policy_asks_for(old, new, wanted):
     assert wanted_version((3, 4), old, new)[0] == wanted
+
+
+class Before:
+    """A surface of a few entries."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        size: int
+        scale: float = 1.0
+        names: tuple = ()
+
+        def read(self, file, *, limit=3, is_strict=False): ...
+
+    class Test:
+        tolerance: float = 1e-4
+
+
+def _as(source):
+    """Returns the surface of classes that are written as Before's, with one change."""
+    text = inspect.getsource(Before)
+    assert source[0] in text
+    own = {"dataclasses": dataclasses}
+    exec(text.replace(*source), own)  # its own test's text
+    return {
+        key: value
+        for name, item in vars(own["Before"]).items()
+        if inspect.isclass(item)
+        for key, value in _described(name, item).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (("size: int", "length: int"), "Config.size"),
+        (("        names: tuple = ()\n", ""), "Config.names"),
+        (("scale: float = 1.0", "scale: float = 2.0"), "Config.scale"),
+        (("scale: float = 1.0", "scale: float"), "Config.scale"),
+        (("tolerance: float = 1e-4", "tolerance: float = 1e-3"), "Test.tolerance"),
+        (("*, limit=3, is_strict=False", "*, is_strict=False"), "Config.read"),
+        (("limit=3", "limit=4"), "Config.read"),
+        (("def read", "def read_all"), "Config.read"),
+    ],
+)
+def test_what_hurts_a_plugin_fails_both_tests(source, name):
+    """A renamed or removed field, a changed default, and a keyword argument that is gone: the
+    record differs, and the policy asks for a major version."""
+    before, now = _as(("", "")), _as(source)
+    assert any(message.startswith(f"{name} was") for message in problems(before, now))
+    wanted, why = wanted_version((3, 4), before, now)
+    assert wanted == (4, 0)
+    assert f"had {name}" in why
+
+
+def test_an_old_name_is_removed_when_its_time_is_over():
+    """No row of a table of old names outlives the version that it names."""
+    for module in map(importlib.import_module, MODULES):
+        for item in vars(module).values():
+            for old, (new, until) in getattr(item, OLD_NAMES, {}).items():
+                left = [*map(int, until.split("."))] > [*map(int, __version__.split(".")[:2])]
+                assert left, f"{item.__name__}.{old}, now {new}, was to be gone in {until}"
+
+
+def test_an_old_name_works_and_is_told():
+    with pytest.warns(DeprecationWarning, match=r"now called rotary_dim; mmdeploy-llm 0\.3 remov"):
+        config = RotaryConfig(head_dim=8, turned_dim=4)
+    assert config == RotaryConfig(head_dim=8, rotary_dim=4)
+    with pytest.warns(DeprecationWarning, match="now called rotary_dim"):
+        assert config.turned_dim == 4
+    with pytest.warns(DeprecationWarning, match="now called rotary_dim"):
+        assert dataclasses.replace(config, turned_dim=2).rotary_dim == 2
+    with pytest.raises(TypeError, match="turned_dims"):
+        RotaryConfig(head_dim=8, turned_dims=4)
 
 
 def test_nothing_was_removed_changed_or_added_by_accident():
@@ -285,7 +386,8 @@ def test_nothing_was_removed_changed_or_added_by_accident():
 def test_what_is_recorded():
     """It contains the members that plugins rely on most."""
     found = surface()
-    assert found["mmdeploy_llm.hooks.ModelSpec.priority"] == "int = ..."
+    assert found["mmdeploy_llm.hooks.ModelSpec.priority"] == "int = 0"
+    assert found["mmdeploy_llm.layers.RotaryConfig.turned_dim"] == "property"
     assert found["mmdeploy_llm.hooks.ModelSpec.name"] == "str"
     assert found["mmdeploy_llm.hooks.specs.fetch_media"].startswith("(ref: 'MediaRef', limits:")
     assert found["mmdeploy_llm.hooks.ReasoningParser.feed"].startswith("(self, text: 'str')")

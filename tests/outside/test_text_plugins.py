@@ -44,35 +44,35 @@ class Family(ModelConformance):
     """A family with a tiny checkpoint of this class in transformers, with these fields."""
 
     __test__ = False
-    architecture = ""
-    fields = {}  # noqa: RUF012
+    _architecture = ""
+    _fields = {}  # noqa: RUF012
 
     @classmethod
     def write(cls, folder):
-        write_family(text_family(cls.architecture, **cls.fields), folder)
+        write_family(text_family(cls._architecture, **cls._fields), folder)
 
 
 class TestPhi3(Family):
     __test__ = True
     spec = spec_of("phi3")
-    architecture = "Phi3ForCausalLM"
-    fields = {"sliding_window": 9}  # noqa: RUF012
+    _architecture = "Phi3ForCausalLM"
+    _fields = {"sliding_window": 9}  # noqa: RUF012
 
 
 @pytest.mark.full
 class TestCohere2(Family):
     __test__ = True
     spec = spec_of("cohere2")
-    architecture = "Cohere2ForCausalLM"
-    fields = {"logit_scale": 0.5, "sliding_window": 7, "num_hidden_layers": 4}  # noqa: RUF012
+    _architecture = "Cohere2ForCausalLM"
+    _fields = {"logit_scale": 0.5, "sliding_window": 7, "num_hidden_layers": 4}  # noqa: RUF012
 
 
 @pytest.mark.full
 class TestStarcoder2(Family):
     __test__ = True
     spec = spec_of("starcoder2")
-    architecture = "Starcoder2ForCausalLM"
-    fields = {"sliding_window": 7}  # noqa: RUF012
+    _architecture = "Starcoder2ForCausalLM"
+    _fields = {"sliding_window": 7}  # noqa: RUF012
 
 
 def test_an_engine_serves_the_file_before_the_built_in_family(tiny_folder, transformers_of):

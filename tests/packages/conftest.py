@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = ["frozen"]  # test_frozen.py runs the tests of these, each in its own process
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 3600  # ends what hangs: the checks of all plugins take many minutes under load
 # Makes this interpreter's packages visible in the environment, so that it needs no network.

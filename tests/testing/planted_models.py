@@ -125,6 +125,10 @@ def not_divided(build):
     return changed
 
 
+def always_divided(build):
+    return lambda self, size, config: build(self, size, replace(config, is_normed=True))
+
+
 # What is wrong: the family, what its grids are, the plant, the check that must find it.
 MODELS = {
     "rope base ignored": ("qwen2", rotary(theta=10000.0), "rope_scalings_equal_the_reference"),
@@ -148,6 +152,12 @@ MODELS = {
     "epsilon not read": ("qwen3", config(norm_eps=lambda _: 1e-6), "constants_equal_the_reference"),
     "activation not read": (
         "qwen2", wrapped(GatedMLP, "__init__", always_silu), "constants_equal_the_reference"),
+    "a factor as the author's checkpoint has it": (
+        "granite", config(residual_scale=lambda _: 0.5), "every_constant_is_read"),
+    "a factor of embeddings as the author's checkpoint has it": (
+        "granite", config(embed_scale=lambda _: 3.0), "every_constant_is_read"),
+    "weights of experts divided whatever the config says": (
+        "qwen3_moe", wrapped(SoftmaxRouter, "__init__", always_divided), "every_constant_is_read"),
     "two key heads whatever the config says": (
         "qwen2", config(num_kv_heads=lambda _: 2), "key_heads_equal_the_reference"),
     "residual added too late": (

@@ -76,9 +76,16 @@ def test_a_plugin_of_all_kinds(install):
         "reasoning parser acme",
         "image processor acme",
         "image processor picky",
+        "model acme",
+        "model new",
         "model acme (Qwen2ForCausalLM)",
         "model new (AcmeForCausalLM)",
     }
+    for name in ("acme", "new"):
+        assert found[f"model {name}", "tiny_equals_the_reference"] == (
+            "skip",
+            "no logits were compared: the spec has no `tiny`; give it one, or a model folder",
+        )
     assert found["", "lists_without_torch"] == ("pass", "")
     assert found["reasoning parser acme", "any_split_equals_the_whole"][0] == "pass"
     assert found["image processor acme", "corrupt_bytes_are_media_errors"][0] == "pass"
@@ -93,6 +100,24 @@ def test_a_plugin_of_all_kinds(install):
         "has no config for AcmeForCausalLM"
         in found["model new (AcmeForCausalLM)", "builds_on_meta"][1]
     )
+
+
+@pytest.mark.full  # seconds: transformers' model
+def test_logits_of_a_tiny_checkpoint_are_compared(install):
+    source = """
+@hookimpl
+def provide_models():
+    return [ModelSpec(name="acme", architectures=("AcmeForCausalLM",), factory="{factory}",
+                      tiny="mmdeploy_llm_plugins.qwen.tiny:{tiny}")]
+"""
+    found = {}
+    for name, family in (("good", "Qwen2"), ("bad", "Qwen3")):
+        factory = "mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM"
+        install(name, source.format(factory=factory, tiny=family.upper()))
+        found[name] = outcomes(check_plugin(name))["model acme", "tiny_equals_the_reference"]
+    assert found["good"] == ("pass", "")
+    assert found["bad"][0] == "fail"
+    assert found["bad"][1].startswith("since API 1.2; your package declares no version")
 
 
 @pytest.mark.full

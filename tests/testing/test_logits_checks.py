@@ -103,6 +103,40 @@ class Forgets(Good):
         return logits
 
 
+class ReadsTheFirstArguments(Good):
+    """Adds what the first request of the batch asks for."""
+
+    def apply(self, logits, rows):
+        for logit, row in zip(logits, rows, strict=True):
+            if row.output_token_ids:
+                logit[row.output_token_ids[-1]] += rows[0].arguments.get("amount", 1.0)
+        return logits
+
+
+class KeepsTheFirstState(Good):
+    """Adds to the row what the state of the first one says, which depends on arguments only."""
+
+    def start(self, row):
+        return row.arguments.get("amount", 1.0)
+
+    def apply(self, logits, rows):
+        return logits + torch.tensor([rows[0].state])
+
+
+class FollowsTheFirst(Good):
+    """Adds to the state of each row the tokens that the first one has got meanwhile."""
+
+    def start(self, row):
+        return list(row.output_token_ids)
+
+    def apply(self, logits, rows):
+        for logit, row in zip(logits, rows, strict=True):
+            row.state += rows[0].output_token_ids[len(row.state) :]
+            if row.state:
+                logit[row.state[-1]] += 1.0
+        return logits
+
+
 class BansForAll(Good):
     """Acts on texts that repeat themselves only, and then on all rows."""
 
@@ -195,6 +229,40 @@ def test_a_good_one_passes(check):
 def test_a_broken_one_fails(check, cls, message):
     with pytest.raises(CheckFailed, match=message):
         check(subject(cls))
+
+
+ROWS = [
+    # A bug, and whether it was found before by what the author gives, one set of arguments.
+    (ReadsTheFirstArguments, False),
+    (KeepsTheFirstState, False),
+    (FollowsTheFirst, True),
+]
+
+
+@pytest.mark.parametrize(("cls", "was_found"), ROWS)
+def test_rows_that_read_the_first_row_are_found(cls, was_found):
+    """One set of arguments is enough: others that the processor accepts are tried beside it."""
+    one = subject(cls, arguments=({"amount": 2.0},), examples=())
+    with pytest.raises(CheckFailed, match="from its own LogitsRow, not from the first one's"):
+        checks.each_row_has_its_own_state(one)
+    found = set()
+    for check in checks.CHECKS:
+        try:
+            check(one)
+        except CheckFailed:
+            found.add(check.__name__)
+        except CheckSkipped:
+            pass
+    assert (found > {"each_row_has_its_own_state"}) == was_found
+
+
+def test_other_arguments_are_made_of_those_given():
+    given = ({"amount": 2.0},)
+    one = subject(Good, arguments=given)
+    assert one.varied(one.new()) == [{"amount": 2.0}, {"amount": 1.0}, {"amount": 2.5}]
+    others = list(checks._others({"7": [1, 2]}))
+    assert others == [{"7": [1]}, {"7": [1, 3]}, {"7": [1, 1]}]
+    assert list(checks._others(True)) == [False]
 
 
 def test_an_argument_that_is_not_declared():

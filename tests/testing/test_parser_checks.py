@@ -134,6 +134,64 @@ class LosesATruncatedMarker(FakeReasoningParser):
         return [Segment(kind="content", text=held)] if held else []
 
 
+class Streams(ReasoningParser):
+    """Gives the thinking as it comes, and holds back what may become the marker."""
+
+    markers = (END,)
+    start_marker = "<think>"
+    end_marker = END
+
+    def __init__(self):
+        self.kind, self.held = "reasoning", ""
+
+    def start(self, prompt):
+        self.kind = "content" if prompt.rstrip().endswith(END) else "reasoning"
+
+    def feed(self, text):
+        if self.kind == "content":
+            return self.given(content=text)
+        before, mark, after = (self.held + text).partition(END)
+        if mark:
+            self.kind, self.held = "content", ""
+            return self.given(reasoning=before, content=after)
+        num_held = max(n for n in range(len(END)) if before.endswith(END[:n]))
+        settled = before[: len(before) - num_held]
+        self.held = before[len(settled) :]
+        return self.given(reasoning=settled)
+
+    def finish(self):
+        return self.given(reasoning=self.held)
+
+    def given(self, **texts):
+        return [Segment(kind=kind, text=text) for kind, text in texts.items() if text]
+
+
+class HeldIsContent(Streams):
+    def finish(self):
+        return self.given(content=self.held)
+
+
+class LastWordIsContent(Streams):
+    """Holds back the last word, to end the thinking at a word."""
+
+    def feed(self, text):
+        if self.kind == "reasoning" and END not in self.held + text:
+            before, space, last = (self.held + text).rpartition(" ")
+            self.held = last
+            return self.given(reasoning=before + space)
+        return super().feed(text)
+
+    def finish(self):
+        return self.given(content=self.held)
+
+
+class CutOffIsContent(FakeReasoningParser):
+    """Waits for the marker, and takes all of the text for the answer where none comes."""
+
+    def finish(self):
+        return [Segment(kind="content", text=self._held)] if self._held else []
+
+
 class StateInTheClass(FakeReasoningParser):
     """Shares one list among all instances, cleared for each request."""
 
@@ -175,8 +233,19 @@ BROKEN = [
     (UnknownKind, {"segments_are_well_formed", "*"}, "Segments of kind 'reasoning' or 'content'"),
     (Raises, {"segments_are_well_formed", "*"}, r"raised KeyError: .*; a parser accepts any text"),
     (SaysSomethingToNothing, {"empty_text_gives_nothing", "*"}, "return no segments"),
-    (LosesTheRest, {"plain_text_is_kept"}, "return in `finish` what was held back"),
-    (LosesATruncatedMarker, {"the_end_is_kept"}, "return in `finish` what was held back"),
+    (
+        LosesTheRest,
+        {"plain_text_is_kept", "the_end_keeps_its_kind"},
+        "return in `finish` what was held back",
+    ),
+    (
+        LosesATruncatedMarker,
+        {"the_end_is_kept", "the_end_keeps_its_kind"},
+        "return in `finish` what was held back",
+    ),
+    (HeldIsContent, {"the_end_keeps_its_kind"}, "return what was held back as the kind that"),
+    (LastWordIsContent, {"the_end_keeps_its_kind"}, "let `finish` return it as reasoning"),
+    (CutOffIsContent, {"the_end_keeps_its_kind"}, "cut off within its thinking.*as reasoning"),
     (AddsALine, {"nothing_is_made_up"}, "it does not add to it or reorder it"),
     (LooksAtOnePiece, {"any_split_equals_the_whole"}, "hold back text at the end of a piece"),
     (StateInTheClass, {"no_state_is_shared", "*"}, "keep the state in the instance"),
@@ -200,6 +269,10 @@ def subject(factory):
 )
 def test_a_broken_parser_fails(subject, failures, demand_failures, parser, checks, message):
     demand_failures(failures(CHECKS, subject(parser)), CHECKS, checks, message)
+
+
+def test_a_parser_that_streams_passes(subject, failures):
+    assert failures(CHECKS, subject(Streams)) == {}
 
 
 def test_a_wrong_example_fails(subject, failures):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.forward import QKRotary
+from mmdeploy_llm.hooks.renames import with_old_names
 from mmdeploy_llm.kernels import Kernels
 
 from .kernel_layer import KernelLayer
@@ -30,6 +31,8 @@ from .norm import RMSNorm
 NUM_AXES = 3  # of positions: time, height, width
 
 
+# Old name -> the new one, and the version of the package that removes the old one.
+@with_old_names({"turned_dim": ("rotary_dim", "0.3")})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryConfig:
     """Options of a Rotary.

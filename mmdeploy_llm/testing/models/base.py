@@ -10,6 +10,7 @@ from mmdeploy_llm.hooks import ReasoningParserSpec, ToolParserSpec
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FactorySpec
+from mmdeploy_llm.hooks.versions import WRITTEN_FOR
 
 # A check is named after its function; the first line of its docstring states the requirement.
 Check = Callable[[Any], str | None]
@@ -21,6 +22,30 @@ class CheckFailed(AssertionError):
 
 class CheckSkipped(Exception):
     """A check does not apply or lacks an input. The message says why."""
+
+
+def since(major: int, minor: int) -> Callable[[Check], Check]:
+    """Says with which version of the plugin API a check came: a package that was written for an
+    older one fails it in `plugins check`, and its own pytest runs go on as they did."""
+
+    def mark(check: Check) -> Check:
+        check.__dict__["since"] = (major, minor)
+        return check
+
+    return mark
+
+
+def newer_than(version: tuple[int, int] | None, declared: tuple[int, int] | None) -> str:
+    """Says that a check of a version of the plugin API is newer than what a package declares; ""
+    where it is not."""
+    if version is None or (declared is not None and version <= declared):
+        return ""
+    number = ".".join(map(str, version))
+    own = "no version" if declared is None else ".".join(map(str, declared))
+    return (
+        f"since API {number}; your package declares {own} ({WRITTEN_FOR} = {version} in the "
+        "plugin's module declares that it passes)"
+    )
 
 
 def demand(condition: object, message: str) -> None:

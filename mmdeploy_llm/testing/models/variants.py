@@ -8,6 +8,7 @@ the first checkpoint that sets it.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.folder import read_checkpoint
 from mmdeploy_llm.weights.load import build_model
 
-from .base import Check, CheckSkipped, attributed, demand, factory_of
+from .base import Check, CheckSkipped, attributed, demand, factory_of, since
 from .dense import DenseRunner
 from .equalities import max_difference
 from .models import MAX_COPY_BYTES, ModelSubject
@@ -36,6 +37,13 @@ WINDOW = 5  # tokens, fewer than a prompt has
 ORIGINAL = 8  # positions of the training, fewer than a prompt has
 BIASES = ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "use_qkv_bias", "o_proj_bias")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+# Fields of a config that other checks change, that training reads, or that name tokens; and alibi,
+# whose biases transformers' plain attention adds twice in some families.
+NO_CONSTANT = re.compile(
+    r"(_token_id|_token|_index|_dropout|_dropout_rate|_coef|_loss|_std|_range|_momentum|_version)$"
+    r"|dropout|drop_path|initializer|^use_cache$|^output_|^return_|checkpointing|^pretraining_tp$"
+    r"|position_embeddings$|^sliding_window$|^num_key_value_heads$|^tie_word_embeddings$|^num_labels$|^alibi$|^is_decoder$"
+)
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 SCALINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -59,11 +67,13 @@ SCALINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """Another config. change: changes the text config in place; returns why there is no such
-    config, or None. has_other_weights: whether the shapes of weights change."""
+    config, or None. has_other_weights: whether the shapes of weights change. is_of_all: whether
+    the whole config is changed, and compared with the media of the cases."""
 
     name: str
     change: Callable[[Any], str | None]
     has_other_weights: bool = False
+    is_of_all: bool = False
 
 
 def rope_scalings_equal_the_reference(subject: ModelSubject) -> str:
@@ -102,6 +112,78 @@ def constants_equal_the_reference(subject: ModelSubject) -> str:
     found = [name for name in EPSILONS if isinstance(getattr(text, name, None), float)]
     acts = [name for name in ACTIVATIONS if isinstance(getattr(text, name, None), str)]
     return _compare(subject, [*map(_epsilon, found), *map(_activation, acts)])
+
+
+@since(1, 2)
+def every_constant_is_read(subject: ModelSubject) -> str:
+    """The logits equal the reference's with another value of each number and switch of the config
+    on which no shape of a weight depends, or the model refuses the config."""
+    _demand_small(subject)
+    config = subject.config
+    found = [
+        _constant(part, name, value)
+        for part in _parts(config)
+        for name, value in _own(config, part)
+    ]
+    shapes = _shapes(config)
+    return _compare(subject, [one for one in found if _keeps(config, one, shapes)])
+
+
+def _parts(config: Any) -> list[str | None]:
+    """Returns the names of a config's parts, None for the config itself."""
+    return [None, *(name for name in config.sub_configs if getattr(config, name, None) is not None)]
+
+
+def _part(config: Any, name: str | None) -> Any:
+    return config if name is None else getattr(config, name)
+
+
+def _own(config: Any, part: str | None) -> list[tuple[str, Any]]:
+    """Returns fields and values of a part, the numbers and switches that only this model has, and
+    that no other check changes."""
+    section = _part(config, part)
+    taken = set(transformers.PreTrainedConfig().to_dict())
+    is_text = section is config.get_text_config()
+    taken |= {*BIASES, *EPSILONS} if is_text else set()
+    # Whole numbers of encoders are their sizes, of which there are many.
+    kinds = (bool, float) if config.sub_configs and not is_text else (bool, float, int)
+    return [
+        (name, value)
+        for name, value in section.to_dict().items()
+        if (type(value) in kinds and name not in taken and not NO_CONSTANT.search(name))
+    ]
+
+
+def _constant(part: str | None, name: str, value: Any) -> Variant:
+    other = value * 1.37 + 0.013 if isinstance(value, float) else value + 1
+    other = not value if isinstance(value, bool) else other
+
+    def change(config: Any) -> str | None:
+        setattr(_part(config, part), name, other)
+        return None
+
+    full = name if part is None else f"{part}.{name}"
+    return Variant(name=f"{full} = {other}", change=change, is_of_all=True)
+
+
+def _shapes(config: Any) -> Mapping[str, Any] | None:
+    """Returns the shapes of the weights of transformers' model; None where it makes none."""
+    architecture: Any = getattr(transformers, (config.architectures or ("",))[0], None)
+    try:
+        with torch.device("meta"):
+            return {name: own.shape for name, own in architecture(config).state_dict().items()}
+    except Exception:  # transformers raises whatever its classes raise
+        return None
+
+
+def _keeps(config: Any, variant: Variant, shapes: Mapping[str, Any] | None) -> bool:
+    """Whether the weights of a config stay as they are."""
+    changed = copy.deepcopy(config)
+    try:
+        variant.change(changed)
+    except Exception:  # its class allows no such value
+        return False
+    return shapes is not None and _shapes(changed) == shapes
 
 
 def _scaling(name: str) -> Variant:
@@ -201,11 +283,12 @@ def _activation(name: str) -> Variant:
 def _compare(subject: ModelSubject, variants: list[Variant]) -> str:
     """Compares each variant; returns which were tried, and why the others were not. Raises
     CheckSkipped when none can be."""
-    if sum(path.stat().st_size for path in find_weights(subject.folder)) > MAX_COPY_BYTES:
-        raise CheckSkipped("the checkpoint is too large to make others of its kind: nothing to add")
-    ids, media = subject.make_prompt(subject.config, (), seed=0)
+    _demand_small(subject)
+    plain = subject.make_prompt(subject.config, (), seed=0)
+    richest = max(subject.prompts.values(), key=lambda prompt: len(prompt[1]), default=plain)
     tried, left = [], []
     for variant in variants:
+        ids, media = richest if variant.is_of_all and richest[1] else plain
         with TemporaryDirectory() as folder:
             reason = _write(subject, variant, Path(folder)) or _differs(
                 subject, variant, Path(folder), list(ids), media
@@ -218,11 +301,16 @@ def _compare(subject: ModelSubject, variants: list[Variant]) -> str:
     return "; ".join([f"tried {', '.join(tried)}", *left])
 
 
+def _demand_small(subject: ModelSubject) -> None:
+    if sum(path.stat().st_size for path in find_weights(subject.folder)) > MAX_COPY_BYTES:
+        raise CheckSkipped("the checkpoint is too large to make others of its kind: nothing to add")
+
+
 def _write(subject: ModelSubject, variant: Variant, folder: Path) -> str | None:
     """Writes a checkpoint with the config of the variant; returns why there is none, or None."""
     config = copy.deepcopy(subject.config)
     text = config.get_text_config()
-    reason = variant.change(text)
+    reason = variant.change(config if variant.is_of_all else text)
     if reason is not None:
         return reason
     if variant.name == "tie_word_embeddings":
@@ -269,7 +357,8 @@ def _differs(
         and max_difference(expected, subject.reference.logits(ids, media)) < subject.tolerance
     ):
         return "it changes nothing in the reference"
-    what = f"with {variant.name} ({_told(subject, folder)})"
+    told = "" if variant.is_of_all else f" ({_told(subject, folder)})"
+    what = f"with {variant.name}{told}"
     checkpoint = read_checkpoint(folder)
     with attributed(f"a model {what}", "read it from the config, or raise ModelNotSupportedError"):
         try:
@@ -320,4 +409,5 @@ CHECKS: tuple[Check, ...] = (
     key_heads_equal_the_reference,
     heads_and_biases_equal_the_reference,
     constants_equal_the_reference,
+    every_constant_is_read,
 )

@@ -12,10 +12,18 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.hooks import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
-from mmdeploy_llm.testing.models.base import Check, CheckSkipped, attributed, demand, factory_of
+from mmdeploy_llm.testing.models.base import (
+    Check,
+    CheckSkipped,
+    attributed,
+    demand,
+    factory_of,
+    since,
+)
 
 VOCAB_SIZE = 300
 NUM_STEPS = 12  # tokens of each generated request
+MAX_STEPS = 40  # tokens of a request that follows an author's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,21 @@ class LogitsProcessorSubject:
         if not found:
             raise CheckSkipped("it needs arguments; give some in `arguments`")
         return tuple(found)
+
+    def varied(self, processor: LogitsProcessor) -> list[Mapping[str, Any]]:
+        """Returns the usable arguments and others like them that the processor accepts, none twice:
+        each value changed, so that the requests of a batch ask for different things."""
+        found = list(self.usable)
+        for arguments in self.usable:
+            for name, value in arguments.items():
+                for other in _others(value):
+                    changed = {**arguments, name: other}
+                    try:
+                        processor.check(changed)
+                    except (ValueError, TypeError):
+                        continue
+                    found += [changed] * (changed not in found)
+        return found
 
     def rows(self, processor: LogitsProcessor, num_outputs: int = NUM_STEPS) -> list[LogitsRow]:
         """Returns requests that have just started, all different: random ones of two lengths for
@@ -267,6 +290,77 @@ def requests_leave_nothing(subject: LogitsProcessorSubject) -> None:
         )
 
 
+@since(1, 2)
+def each_row_has_its_own_state(subject: LogitsProcessorSubject) -> None:
+    """Requests with different arguments, which grow in one batch, get the logits that each gets
+    alone."""
+    processor, other = subject.new(), subject.new()
+    rng = random.Random(3)
+    texts = subject._active()
+    batch: list[LogitsRow] = []
+    growing: list[Iterator[int]] = []
+    for number, arguments in enumerate(subject.varied(processor) * 2):
+        # Of two requests with the same arguments one repeats a text, one says anything.
+        text = texts[number % len(texts)] if number % 2 else rng.choices(range(20), k=NUM_STEPS)
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(1 + number % 7)]
+        row = LogitsRow(arguments=arguments, prompt_token_ids=prompt, output_token_ids=[])
+        subject.begin(processor, row)
+        batch.append(row)
+        growing.append(iter(text))
+    for _ in range(MAX_STEPS):
+        logits = next(_some_logits(len(batch)))
+        found = subject.apply(processor, logits, batch)
+        for row, given, one in zip(batch, logits, found, strict=True):
+            _demand_alone(subject, other, row, given, one)
+        grown = [next(tokens, None) for tokens in growing]
+        for row, token in zip(batch, grown, strict=True):
+            assert isinstance(row.output_token_ids, list)
+            row.output_token_ids += [] if token is None else [token]
+        if not any(token is not None for token in grown):
+            return
+
+
+def _demand_alone(
+    subject: LogitsProcessorSubject,
+    other: LogitsProcessor,
+    row: LogitsRow,
+    given: Tensor,
+    one: Tensor,
+) -> None:
+    """Fails unless a request that starts anew and alone gets the logits that it got in a batch."""
+    again = LogitsRow(
+        arguments=row.arguments,
+        prompt_token_ids=row.prompt_token_ids,
+        output_token_ids=list(row.output_token_ids),
+    )
+    subject.begin(other, again)
+    (alone,) = subject.apply(other, given[None], [again])
+    demand(
+        torch.equal(alone, one),
+        f"a request with arguments {dict(row.arguments)!r:.200} gets other logits in a batch of "
+        "requests with other arguments than alone; read the arguments, the tokens and the state of "
+        "each row from its own LogitsRow, not from the first one's",
+    )
+
+
+def _others(value: Any) -> Iterator[Any]:
+    """Yields values of the type of an argument that differ from it, most of which are allowed."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value - 1)
+    elif isinstance(value, float):
+        yield from (value / 2, value + 0.5)
+    elif isinstance(value, (list, tuple)) and value:
+        yield value[:-1]
+        for other in _others(value[-1]):
+            yield type(value)((*value[:-1], other))
+    elif isinstance(value, Mapping) and value:
+        key, last = list(value.items())[-1]
+        for other in _others(last):
+            yield {**value, key: other}
+
+
 def _told(row: LogitsRow) -> tuple[Any, ...]:
     return dict(row.arguments), list(row.prompt_token_ids), list(row.output_token_ids)
 
@@ -300,6 +394,7 @@ CHECKS: tuple[Check, ...] = (
     applying_twice_is_the_same,
     a_request_can_start_again,
     it_is_active,
+    each_row_has_its_own_state,
     rows_are_left_as_they_are,
     requests_leave_nothing,
     examples_hold,

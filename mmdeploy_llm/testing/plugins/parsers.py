@@ -15,7 +15,14 @@ from mmdeploy_llm.hooks import (
     Segment,
     ToolParserSpec,
 )
-from mmdeploy_llm.testing.models.base import Check, CheckSkipped, attributed, demand, new_parser
+from mmdeploy_llm.testing.models.base import (
+    Check,
+    CheckSkipped,
+    attributed,
+    demand,
+    new_parser,
+    since,
+)
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Segment)["kind"])
 NEXT = "0"  # a text that no parser takes for a marker
@@ -280,6 +287,41 @@ def the_end_is_kept(subject: ParserSubject) -> None:
             )
 
 
+@since(1, 2)
+def the_end_keeps_its_kind(subject: ParserSubject) -> None:
+    """Text that was held back at the end is of the kind that it has where more text follows, and an
+    answer that is cut off within the thinking that a prompt or the text opened is reasoning."""
+    for text, prompt in product(subject.texts(), subject.prompts()):
+        found = _kinds(subject, text, prompt)
+        longer = _kinds(subject, text + NEXT, prompt)[: len(found)]
+        demand(
+            found == longer,
+            f"{text!r} after prompt {prompt!r} ends as (reasoning, content) "
+            f"{subject.split((text,), prompt)!r}, but where {NEXT!r} follows it is "
+            f"{subject.split((text + NEXT,), prompt)!r}; let `finish` return what was held back as "
+            "the kind that the text has at that place",
+        )
+    parser = subject.new()
+    start, end = parser.start_marker, parser.end_marker
+    if start is None or end is None:
+        return
+    for text, prompt in (("why", f"Q: hi\nA: {start}"), (f"{start}why", "")):
+        if subject.split((f"{text}{end}so",), prompt) != ("why", "so"):
+            continue  # it opens no reasoning there
+        found_split = subject.split((text,), prompt)
+        demand(
+            found_split == ("why", ""),
+            f"{text!r} after prompt {prompt!r}, an answer that was cut off within its thinking, "
+            f"yields (reasoning, content) {found_split!r}; let `finish` return it as reasoning",
+        )
+
+
+def _kinds(subject: ParserSubject, text: str, prompt: str) -> list[tuple[str, str]]:
+    """Returns the kind of each character that is no whitespace."""
+    segments = subject.parse((text,), prompt)
+    return [(one.kind, own) for one in segments for own in one.text if not own.isspace()]
+
+
 def _all_text(subject: ParserSubject, text: str, prompt: str) -> str:
     return "".join(segment.text for segment in subject.parse((text,), prompt))
 
@@ -365,6 +407,7 @@ CHECKS: tuple[Check, ...] = (
     empty_text_gives_nothing,
     plain_text_is_kept,
     the_end_is_kept,
+    the_end_keeps_its_kind,
     nothing_is_made_up,
     any_split_equals_the_whole,
     no_state_is_shared,

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from mmdeploy_llm import __version__
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks.names import did_you_mean
+from mmdeploy_llm.hooks.versions import API_VERSION
 
 # Kind -> what it is; each has a folder of templates.
 SUMMARIES: Mapping[str, str] = MappingProxyType(
@@ -181,6 +182,7 @@ def package_names(name: str) -> Mapping[str, str]:
         "title": "".join(word.capitalize() for word in plain.split("-")),
         "variable": f"{module.upper()}_FOLDER",  # of the environment
         "requirement": _requirement(__version__),
+        "api": str(API_VERSION),
     }
 
 

@@ -86,6 +86,7 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
             top_k=text.num_experts_per_tok,
             intermediate_size=text.moe_intermediate_size,
             router="softmax",
+            is_normed=getattr(text, "norm_topk_prob", True),  # only Omni's config has it
         )
         return replace(decoder, moe=moe, moe_layers=sparse_layers(text))
 

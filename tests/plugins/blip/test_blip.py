@@ -25,7 +25,6 @@ IN_CHUNKS = {"max_num_batched_tokens": 3, "max_num_seqs": 3}
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "blip"
 
     @staticmethod
     def chat_reference(folder, messages, num_tokens):

@@ -39,13 +39,11 @@ LENGTHS = (0.5, 2.0, 1.2501, 3.17, 0.04)
 @pytest.mark.full
 class TestCanary(ModelConformance):
     spec = CANARY
-    family = "canary"
 
 
 @pytest.mark.full
 class TestCohereAsr(ModelConformance):
     spec = COHERE
-    family = "cohere_asr"
 
 
 @pytest.mark.full

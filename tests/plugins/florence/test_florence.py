@@ -41,7 +41,6 @@ from tests.plugins.pictures import picture
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "florence2"
 
 
 def theirs(folder):

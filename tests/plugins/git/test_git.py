@@ -21,7 +21,6 @@ from tests.plugins.pictures import picture
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "git"
 
 
 @pytest.mark.full

@@ -27,7 +27,6 @@ from tests.plugins.pictures import picture
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "kosmos2_5"
 
 
 @pytest.mark.full

@@ -31,7 +31,6 @@ from tests.plugins.pictures import picture
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "mllama"
 
 
 @pytest.mark.full

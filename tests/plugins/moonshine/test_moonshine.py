@@ -28,7 +28,6 @@ RATE = 16000
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "moonshine"
 
 
 @pytest.mark.full
@@ -39,7 +38,6 @@ class TestSounds(MediaProcessorConformance):
 @pytest.mark.full
 class TestStreaming(ModelConformance):
     spec = STREAMING
-    family = "moonshine_streaming"
 
 
 @pytest.mark.full

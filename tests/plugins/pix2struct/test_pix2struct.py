@@ -32,7 +32,6 @@ from tests.plugins.pictures import picture
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "pix2struct"
 
 
 @pytest.mark.full

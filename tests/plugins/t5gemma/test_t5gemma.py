@@ -22,7 +22,6 @@ from tests.plugins.pictures import picture
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "t5gemma2"
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ FAMILIES = {"trocr": TROCR, "donut": DONUT}
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "vision_encoder_decoder"
 
 
 @pytest.mark.full

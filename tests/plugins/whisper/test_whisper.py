@@ -50,7 +50,6 @@ EN, DE, WRITE, TO_ENGLISH, BEFORE = (
 @pytest.mark.full
 class TestModel(ModelConformance):
     spec = SPEC
-    family = "whisper"
 
 
 @pytest.mark.full
