@@ -57,7 +57,7 @@ def given_fields_are_known(given: GivenFields) -> None:
     demand(is_nested, f"{NAME} gives {found!r:.200}; {FORM}")
     known = {spec.name: _fields_of(spec) for spec in plugin.specs}
     if plugin.has_hook(FETCHER):
-        known[FETCHER] = _names(DOORS[FETCHER].subject_class())
+        known[FETCHER] = _types(DOORS[FETCHER].subject_class())
     for name, own in found.items():
         demand(
             name in known,
@@ -65,11 +65,16 @@ def given_fields_are_known(given: GivenFields) -> None:
             f"provide; it provides {listing(known)}",
         )
         allowed = known[name]
-        for each in own:
+        for each, value in own.items():
             demand(
                 each in allowed,
                 f"{NAME} gives {each!r}{did_you_mean(each, allowed)} for {name!r}, whose checks "
                 f"have {listing(sorted(allowed)) or 'no such fields'}",
+            )
+            demand(
+                isinstance(value, Mapping) or not allowed[each].startswith("Mapping"),
+                f"{NAME} gives {each!r} for {name!r} as {type(value).__name__}; it is a mapping, "
+                f"{{name: {'value' if each != 'samples' else 'bytes, or another source'}}}",
             )
     given.by_name = {name: _with_examples(plugin, name, own) for name, own in found.items()}
 
@@ -84,10 +89,12 @@ def _with_examples(plugin: PluginSubject, name: str, own: Mapping[str, Any]) -> 
         return {**own, "examples": door.examples(own["examples"])}
 
 
-def _fields_of(spec: Any) -> frozenset[str]:
+def _fields_of(spec: Any) -> Mapping[str, str]:
     door = door_of(spec)
-    return frozenset() if door is None else _names(door.subject_class())
+    return {} if door is None else _types(door.subject_class())
 
 
-def _names(subject: Any) -> frozenset[str]:
-    return frozenset(each.name for each in fields(subject) if each.init) - OF_THE_KIT
+def _types(subject: Any) -> Mapping[str, str]:
+    """Returns the types of the fields that an author gives, as their class says them."""
+    own = {each.name: str(each.type) for each in fields(subject) if each.init}
+    return {name: kind for name, kind in own.items() if name not in OF_THE_KIT}

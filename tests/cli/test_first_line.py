@@ -137,3 +137,35 @@ def test_several_media_become_vectors_as_they_get_captions(monkeypatch, folder):
         assert done.exit_code == 0, done.stderr
         lines = (folder / "v.jsonl").read_text("utf-8").splitlines()
         assert len(lines) == count
+
+
+@pytest.mark.full
+def test_files_of_ones_own_ask_for_a_model(monkeypatch, folder):
+    monkeypatch.delenv("MMDEPLOY_LLM_MODEL", raising=False)
+    done = run(monkeypatch, folder, "caption", "photos/a.png", "--limit", "1")
+    assert done.exit_code == 2
+    assert "which model? shapes-vl is a demonstration" in done.stderr
+    assert done.stderr.count("\n  --model ") == len(suggested(free_ram()))
+    assert "--demo takes shapes-vl all the same" in done.stderr
+    assert not (folder / "captions.jsonl").exists()
+    usual = ("caption", "photos/a.png", "--demo", "--max-tokens", "2", "--no-report")
+    assert run(monkeypatch, folder, *usual).exit_code in (0, 4)
+    write_tiny("siglip2", folder / "model")
+    done = run(monkeypatch, folder, *usual, "--overwrite", "--model", "model")
+    assert done.exit_code == 2
+    assert "--demo and --model model contradict each other" in done.stderr
+    monkeypatch.setenv("MMDEPLOY_LLM_MODEL", str(folder / "model"))
+    assert run(monkeypatch, folder, *usual, "--overwrite").exit_code in (0, 4)
+    monkeypatch.setenv("MMDEPLOY_LLM_MODEL", "shapes-vl")
+    job = (
+        "caption",
+        "photos/b.png",
+        "-o",
+        "b.jsonl",
+        "--save-job",
+        "job.toml",
+        "--max-tokens",
+        "2",
+    )
+    run(monkeypatch, folder, *job)
+    assert 'model = "shapes-vl"' in (folder / "job.toml").read_text()

@@ -67,6 +67,10 @@ def test_what_is_given_is_checked(verdicts):
         ("7", "CHECKED_WITH gives 7"),
         ('"nowhere_at_all:FIELDS"', "reading CHECKED_WITH = 'nowhere_at_all:FIELDS' raised"),
         ('"json:FIELDS"', "has no attribute 'FIELDS'"),
+        (
+            "{'fetch_media': {'serves': [b'abc']}}",
+            "gives 'serves' for 'fetch_media' as list; it is a",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told(verdicts, given, told):

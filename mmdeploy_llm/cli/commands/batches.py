@@ -19,7 +19,7 @@ from mmdeploy_llm.cli.options.missing import check_corpus, check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.selection import listed_files
 from mmdeploy_llm.cli.options.shared import DeskOptions, EstimateDesk, RunDesk
-from mmdeploy_llm.cli.options.suggested import check_chosen
+from mmdeploy_llm.cli.options.suggested import chosen
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.cli.options.vectors import EmbedOptions
 from mmdeploy_llm.cli.running import After, nothing_more, run_and_report, show_estimate
@@ -79,7 +79,8 @@ def caption(
     read gets a line with its error and does not affect the others."""
     given = files_of(desk, *(paths or []))
     check_media(given)
-    check_chosen(ctx, desk.model.model, given, is_demo=demo)
+    model = chosen(ctx, desk.model.model, given, is_demo=demo)
+    desk = replace(desk, model=replace(desk.model, model=model))
     desk, output, page = named(desk, output, page_beside(output))
     say = partial(say_run_of, desk, given, output, page)
     say()  # before the options of the engine are imported

@@ -27,8 +27,6 @@ import typer
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.text.encodings import not_utf8
 
-from .groups import is_given
-
 COMMAND, FOLDER, SAVE = "command", "folder", "save_job"
 MAX_BYTES = 10_000_000
 HEAD = "# mmdeploy-llm run {name}\n"
@@ -142,9 +140,12 @@ def save_job(ctx: typer.Context, path: Path | None) -> None:
 
 
 def given_values(ctx: typer.Context) -> Iterator[tuple[str, Any]]:
-    """Yields the names and values that the command line has given, in the order of --help."""
+    """Yields the names and values that the command line or the environment has given, in the order
+    of --help."""
     for param in ctx.command.get_params(ctx):
-        if is_given(ctx, param.name or "") and param.name != SAVE:
+        source = ctx.get_parameter_source(param.name or "")
+        is_named = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+        if is_named and param.name != SAVE:
             yield str(param.name), ctx.params[str(param.name)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import typer
 
+from mmdeploy_llm.cli.options.groups import is_given
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.values.options.model_names import bundled_models
@@ -62,23 +64,25 @@ def note_of(model: str) -> str:
     )
 
 
-def check_chosen(ctx: typer.Context, model: str, paths: Iterable[str], *, is_demo: bool) -> None:
-    """Raises ConfigError where a demonstration would caption somebody's own files and nobody has
-    asked for that: by its name, on the command line or in the environment, or by --demo."""
+def chosen(ctx: typer.Context, model: str, paths: Iterable[str], *, is_demo: bool) -> str:
+    """Returns the model of a run. Raises ConfigError where a demonstration would caption somebody's
+    own files and nobody has asked for that: by its name, on the command line or in the environment,
+    or by --demo, which counts more than the environment."""
     source = ctx.get_parameter_source("model")
     is_named = source is not None and not source.name.startswith("DEFAULT")
-    if is_demo and is_named and not is_demonstration(model):
+    if is_demo and is_given(ctx, "model") and not is_demonstration(model):
         raise ConfigError(f"--demo and --model {model} contradict each other; give one of them")
-    given = list(paths)
-    if is_demo or is_named or all(map(_is_example, given)):
-        return
+    if is_demo and not is_demonstration(model):
+        return next(iter(bundled_models()))
+    if is_demo or is_named or all(map(_is_example, paths)):
+        return model
     free = free_ram()
     models = suggested(free)
-    words = shlex.join([*given[:2], "--model", models[-1].name])
+    words = shlex.join([*sys.argv[1:], "--model", models[0].name])
     lines = [
         f"which model? {limits_of(model)}. For photos, with {free // GB} GB free:",
         *_table(models),
-        f"such as: mmdeploy-llm caption {words}",
+        f"such as: mmdeploy-llm {words}",
         f"--demo takes {model} all the same",
     ]
     raise ConfigError("\n".join(lines))

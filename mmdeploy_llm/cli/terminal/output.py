@@ -125,10 +125,11 @@ def hit_table(found: Sequence[Found]) -> Table:
 
 def advice(lacks: Mapping[str, int]) -> Iterator[str]:
     """Yields what helps against these outcomes, see BatchSummary.lacks."""
-    from mmdeploy_llm.data.records.outcome import MAX_MODEL_LEN, MAX_TOKENS
+    from mmdeploy_llm.data.records.outcome import MAX_LENGTH, MAX_MODEL_LEN, MAX_TOKENS
 
     limits = {
         MAX_TOKENS: "raise --max-tokens",
+        MAX_LENGTH: "raise max_length, which counts the prompt",
         MAX_MODEL_LEN: "raise the engine's max_model_len, or give smaller media",
     }
     for limit, words in limits.items():
@@ -209,7 +210,7 @@ def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console)
     lack = None
     if is_cut and error is None:
         what = "the answer is cut off" if pieces else "the thinking took all of it"
-        lack = f"the maximum length was reached: {what}; raise --max-tokens"
+        lack = f"the maximum length was reached: {what}; raise --max-tokens, or max_length"
         aside.print(Text(lack, style="dim"), soft_wrap=True)
     return Answer(text="".join(pieces), calls=tuple(calls), error=error, lack=lack)
 

@@ -105,7 +105,7 @@ def fault_of(text: str) -> str | None:
 Outcome = Literal["failed", "empty", "repetition", "malformed", "truncated", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the worst one first
 LACKING = OUTCOMES[1:-1]  # not failed, and not what was asked for
-MAX_TOKENS, MAX_MODEL_LEN = "max_tokens", "max_model_len"
+MAX_TOKENS, MAX_LENGTH, MAX_MODEL_LEN = "max_tokens", "max_length", "max_model_len"
 MAX_SHOWN = 40  # characters of a wrong value
 
 
@@ -121,7 +121,7 @@ class Verdict:
 class Sample:
     """Holds what an outcome depends on. is_asked: whether its constraint allows an empty text, or
     its parameters wanted a text of this length. limit: what ended a text that was cut off,
-    MAX_TOKENS or MAX_MODEL_LEN. loop: in words, the one in which a
+    MAX_TOKENS, MAX_LENGTH or MAX_MODEL_LEN. loop: in words, the one in which a
     text was cut off."""
 
     text: str
@@ -139,6 +139,7 @@ class Sample:
         is_cut = own.finish_reason == "length"
         most = params.max_tokens
         is_full = most is not None and len(own.token_ids) >= most
+        rest = MAX_MODEL_LEN if params.max_length is None else MAX_LENGTH
         return cls(
             text=own.text.strip(),
             has_calls=bool(own.tool_calls),
@@ -146,7 +147,7 @@ class Sample:
             is_failed=not own.is_ok,
             has_reasoning=bool((own.reasoning_content or "").strip()),
             is_asked=bool(own.is_valid) or (params.ignore_eos and is_cut),
-            limit=(MAX_TOKENS if is_full else MAX_MODEL_LEN) if is_cut else None,
+            limit=(MAX_TOKENS if is_full else rest) if is_cut else None,
             loop=str(loop) if is_cut and (loop := loop_of(own.token_ids)) else None,
         )
 

@@ -169,8 +169,9 @@ class ParamsResolver:
         most = params.max_length
         if most is not None and num_prompt_tokens + needed > most:
             raise PromptTooLongError(
-                f"the prompt has {num_prompt_tokens} tokens, and with {needed} more it would be "
-                f"over max_length = {most}, which counts them; raise it, or use max_tokens"
+                f"the prompt has {num_prompt_tokens} tokens, and with {needed} more (min_tokens) "
+                f"it would be over max_length = {most}, which counts them; raise it, or use "
+                "max_tokens"
             )
         if num_prompt_tokens + needed > limit:
             raise PromptTooLongError(

@@ -284,7 +284,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     try:
         return tuple(_token_id(item) for item in values)
     except TypeError:
-        wrong = next(item for item in values if not _is_integer(item))
+        wrong = next((item for item in values if not _is_integer(item)), values[0])
         raise RequestError(
             f"token ids must be whole numbers, found {type(wrong).__name__}; "
             "to pass several prompts, give a list of prompts"

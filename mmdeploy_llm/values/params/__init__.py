@@ -278,12 +278,16 @@ class SamplingParams(FrozenParams):
             raise ValueError(
                 f"do_sample={self.do_sample} and the other options contradict each other: "
                 "temperature=0, top_k=1 or top_p=0 take the most probable token, and other values "
-                "draw one; leave do_sample out"
+                "of these three draw one; leave them or do_sample out"
             )
         return self
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
+        if self.max_length is not None and self.min_tokens > self.max_length:
+            raise ValueError(
+                f"min_tokens must be in [0, max_length = {self.max_length}], got {self.min_tokens}"
+            )
         if self.max_tokens is None:
             return self
         if self.min_tokens > self.max_tokens:

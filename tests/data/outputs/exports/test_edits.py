@@ -12,7 +12,7 @@ from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 
-from .conftest import record_at, written
+from .conftest import failed_at, record_at, written
 
 ONE = "photos/a.png"
 
@@ -58,8 +58,8 @@ def test_a_text_that_a_person_has_corrected_is_no_longer_cut_off(outputs, photos
 def test_edits_of_newer_and_of_no_answers_are_told(outputs, photos):
     lines = edit(ONE, "a lion", "a tiger"), edit("nowhere.png", "x", "y")
     found = export_records([outputs, edits(photos / "e.jsonl", *lines)], "all.jsonl")
-    assert "1 of them corrected an answer that is another one by now" in found.notes[0]
-    assert "1 more belong to no answer that was read" in found.notes[0]
+    assert f"  1 of an answer that is another one by now: {ONE}" in found.notes
+    assert "  1 left out, of an item that no output has: nowhere.png" in found.notes
     assert texts("all.jsonl")[ONE] == "a lion"
 
 
@@ -108,3 +108,36 @@ def test_sidecars_and_reports_take_them(outputs, photos):
     page = (photos / "page.html").read_text()
     assert "a lion" in page
     assert "a cat" not in page
+
+
+def test_failed_items_and_several_answers_keep_what_they_have(photos):
+    answers = {"caption": "a cat", "count": "1"}
+    asked = record_at(ONE, "a cat", answers=answers)
+    output = written(photos / "o.jsonl", asked, failed_at("photos/b.jpg"))
+    lines = edit(ONE, "x", "a cat"), edit("photos/b.jpg", "x", "")
+    found = export_records([output, edits(photos / "e.jsonl", *lines)], "all.jsonl")
+    assert found.notes[0].startswith("0 texts")
+    assert "  2 left out, of an item that failed or has several answers: " in found.notes[1]
+    assert texts("all.jsonl") == {ONE: "a cat", "photos/b.jpg": ""}
+
+
+def test_an_emptied_caption_is_empty(outputs, photos):
+    named = edits(photos / "e.jsonl", edit(ONE, " ", "a cat"))
+    export_records([outputs, named], "all.jsonl")
+    first = next(iter(MergedOutputs(["all.jsonl"]).records()))
+    assert (first.id, first.outcome) == (ONE, "empty")
+
+
+def test_an_edit_of_an_edit_corrects_the_same_answer(outputs, photos):
+    one = edits(photos / "one.jsonl", edit(ONE, "first", "a cat"))
+    two = edits(photos / "two.jsonl", edit(ONE, "second", "first"))
+    found = export_records([outputs, one, two], "all.jsonl")
+    assert found.notes[1:2] == ("  1 replaced by a later line of the same item",)
+    assert texts("all.jsonl")[ONE] == "second"
+
+
+def test_a_byte_order_mark_is_no_fault(outputs, photos):
+    named = photos / "e.jsonl"
+    named.write_text(json.dumps(edit(ONE, "y", "a cat")) + "\n", encoding="utf-8-sig")
+    export_records([outputs, str(named)], "all.jsonl")
+    assert texts("all.jsonl")[ONE] == "y"
