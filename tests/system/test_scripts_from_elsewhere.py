@@ -61,7 +61,7 @@ CALLS = [
     ("generate", {"images": ["a.png"]}, '"multimodal_data": {"image": ...}'),
     ("generate", {"max_new_tokens": 5}, "use max_tokens"),
     ("generate", {"temperature": 0.5}, "use sampling_params=SamplingParams(temperature=0.5)"),
-    ("generate", {"do_sample": False}, "temperature=0 takes the most probable token"),
+    ("generate", {"do_sample": False}, "use sampling_params=SamplingParams(do_sample=False)"),
     ("generate", {"max_model_len": 5}, "it is an option of LLM: LLM(max_model_len=...)"),
     ("generate", {"max_batch": 5}, "it is an option of LLM: use max_num_seqs"),
     ("generate", {"sampling_parms": GREEDY}, "did you mean 'sampling_params'?"),

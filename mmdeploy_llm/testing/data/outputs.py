@@ -28,7 +28,14 @@ from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import OutputSinkSpec
 from mmdeploy_llm.hooks.records import FAULTS, PluginOrigin, Provided
-from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, attributed, demand
+from mmdeploy_llm.testing.models.base import (
+    Check,
+    CheckFailed,
+    CheckSkipped,
+    attributed,
+    demand,
+    since,
+)
 
 SECONDS = 60.0
 MODES: tuple[Mode, ...] = ("resume", "overwrite")
@@ -213,6 +220,7 @@ def killed_processes_lose_nothing(subject: OutputSubject) -> None:
         _demand_found(sink, records, "after the next run")
 
 
+@since(1, 2)
 def removals_are_all_or_none(subject: OutputSubject) -> None:
     """A process that dies in the midst of a removal has removed all of its records or none, and
     lost no other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ SECONDS = 0.1
 SWITCH_SECONDS = 1e-5  # after which another thread runs, so that a race shows
 # Instructions of a thread after which it may wait, at this rate, and so long.
 NUM_WAITED, WAITING, WAITING_SECONDS = 2_000, 0.1, 1e-5
+_TRACING = threading.Lock()  # Python refuses to install the traces of two threads at once
 
 
 def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
@@ -129,11 +131,13 @@ def _interrupted(package: str, seed: int) -> Iterator[None]:
         return traced
 
     before = sys.gettrace()
-    sys.settrace(traced)
+    with _TRACING:
+        sys.settrace(traced)
     try:
         yield
     finally:
-        sys.settrace(before)
+        with _TRACING:
+            sys.settrace(before)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput
-from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand
+from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand, since
 
 from . import equal
 from .samples.sounds import RATE, Wave, wav_bytes
@@ -35,6 +35,7 @@ MOST_APART = 0.2  # of the mean deviation of features: by which resampled ones m
 MOST_JOINT = 0.03  # of their standard deviation: by which those of one frame may differ
 
 
+@since(1, 2)
 def sounds_are_resampled(subject: ProcessorSubject) -> None:
     """A sound at another rate has the features and tokens that it has at the processor's own."""
     rate, is_known = _rate(subject)
@@ -60,6 +61,7 @@ def sounds_are_resampled(subject: ProcessorSubject) -> None:
         )
 
 
+@since(1, 2)
 def features_have_no_joints(subject: ProcessorSubject) -> None:
     """The features of a long sound are those of the whole, not of chunks that are put together."""
     rate, _ = _rate(subject)

@@ -24,7 +24,7 @@ from PIL import Image
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, SplitPart
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.media import DecodedImage, Drawing
-from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand
+from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand, since
 from mmdeploy_llm.testing.plugins.web import Web
 
 from . import samples as generated
@@ -223,6 +223,7 @@ def _is_same(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
+@since(1, 2)
 def linked_files_are_not_read(subject: ProcessorSubject) -> None:
     """No file that an item names, by a link or an entity in it, is read outside `allowed_root`."""
 
@@ -235,6 +236,7 @@ def linked_files_are_not_read(subject: ProcessorSubject) -> None:
     demand_unread(subject.spec.kind, subject.sources(), process, subject.limits)
 
 
+@since(1, 2)
 def files_named_by_a_document_are_not_read(subject: SplitterSubject) -> None:
     """No file that a document names, by a link or an entity in it, and none that a folder has a
     link to, is read outside `allowed_root`."""

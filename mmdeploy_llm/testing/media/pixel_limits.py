@@ -13,11 +13,12 @@ from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.hooks import MediaInput
-from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand
+from mmdeploy_llm.testing.models.base import Check, CheckSkipped, demand, since
 
 from .keys import difference
 from .limits import error_of
 from .subject import ProcessorSubject
+from .truth import FORMATS
 
 OF_PICTURES = ("pixel", "image", "patch", "frame")  # in names of tensors
 CALL = "raise MediaLimitError where the size in the header is over limits.max_pixels"
@@ -44,6 +45,7 @@ def decoding() -> Iterator[list[int]]:
         ImageFile.ImageFile.load = load  # type: ignore[method-assign]
 
 
+@since(1, 2)
 def pixels_are_limited(subject: ProcessorSubject) -> None:
     """An item of more than max_pixels is refused, of whatever format, and none of its pixels are
     decoded; one of exactly as many is processed."""
@@ -95,7 +97,7 @@ def _is_picture(subject: ProcessorSubject, made: MediaInput) -> bool:
 def num_pixels(source: Any) -> int | None:
     """Returns the number of pixels of one picture that Pillow or numpy knows; None for others."""
     if isinstance(source, bytes):
-        with suppress(*UNREADABLE), Image.open(io.BytesIO(source)) as image:
+        with suppress(*UNREADABLE), Image.open(io.BytesIO(source), formats=FORMATS) as image:
             one = getattr(image, "n_frames", 1) == 1
             return image.size[0] * image.size[1] if one else None
         return None

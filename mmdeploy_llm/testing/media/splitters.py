@@ -17,7 +17,14 @@ from mmdeploy_llm.hooks import MediaSplitter, SplitPart
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.media import DecodedImage, Drawing
-from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, attributed, demand
+from mmdeploy_llm.testing.models.base import (
+    Check,
+    CheckFailed,
+    CheckSkipped,
+    attributed,
+    demand,
+    since,
+)
 
 from . import links
 from .company import SECONDS, at_once, package_of
@@ -226,6 +233,7 @@ def bytes_of_parts_are_limited(subject: SplitterSubject) -> None:
         )
 
 
+@since(1, 2)
 def pixels_are_limited(subject: SplitterSubject) -> None:
     """No picture of more than max_pixels is decoded or drawn before its size was looked at; one of
     exactly as many is."""
@@ -285,6 +293,7 @@ def limits_are_respected(subject: SplitterSubject) -> None:
         demand(found is not None, f"{what} was split; raise MediaLimitError")
 
 
+@since(1, 2)
 def options_change_the_parts(subject: SplitterSubject) -> None:
     """Options of an item or an engine have an effect, and what they draw in another way has another
     digest; so have other documents."""

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.system.portable.files import make_fifo
-from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
+from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand, since
 
 from .bombs import write_bomb
 from .bounded import Peak, bounded
@@ -209,6 +209,7 @@ def giants_are_refused(subject: FetcherSubject) -> None:
         raise CheckSkipped("it reads neither files nor URLs; add `uri_of` or `url_of` if it does")
 
 
+@since(1, 2)
 def sizes_are_not_believed(subject: FetcherSubject) -> None:
     """No more than max_bytes come of a file or an answer that has more than it says, or that is
     packed, or of a member of an archive."""
@@ -293,6 +294,7 @@ def files_outside_the_root_are_refused(subject: FetcherSubject) -> None:
             )
 
 
+@since(1, 2)
 def names_it_serves_stay_in_the_root(subject: FetcherSubject) -> None:
     """A name like those of `serves` leads to no file outside `allowed_root`: neither by `..`, nor
     where the name of an archive is one."""
