@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
 
 from mmdeploy_llm.caches import CrossKV, PagedKV
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers import (
@@ -132,6 +133,11 @@ class T5Gemma2ForConditionalGeneration(CausalLM):
 
     def __init__(self, config: Any) -> None:
         encoder, text = config.encoder, config.encoder.text_config
+        if config.tie_word_embeddings is False:
+            raise ModelNotSupportedError(
+                "of T5Gemma 2 only the form with one table of embeddings for encoder, decoder and "
+                "head is supported, found tie_word_embeddings = false"
+            )
         own = replace(decoder_config(config.decoder), is_tied=True, qk_norm=True)
         super().__init__(own, MergedLayer, MergedDecoder)
         self.model.eoi_id = config.eoi_token_index
