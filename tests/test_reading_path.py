@@ -16,7 +16,7 @@ from tests.tree import HOMES, ROOT
 MAP = ROOT / "mmdeploy_llm/README.md"
 OURS = [home / package for package, home in HOMES.items()]
 MAX_LINES = 2750  # of the files that are read in order, without their imports
-MAX_RUN_LINES = 3550  # of the functions that one request runs, in all threads; more where they wait
+MAX_RUN_LINES = 3560  # of the functions that one request runs, in all threads; more where they wait
 OPTIONS = {
     "attention_backend": "reference",
     "native_kernels": False,
