@@ -38,14 +38,8 @@ KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params", "ask")
 _KNOWN = frozenset(KNOWN_KEYS)
 TEMPLATE_MARK = re.compile(r"\{[{%]")
 SYSTEM_ROLES = ("system", "developer")
-DRAWS = (
-    "do_sample",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-)  # they choose how tokens are drawn
+# They choose how tokens are drawn.
+DRAWS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "n")
 DATA_URL = "(data: URL)"  # in place of the name of media that are inside a line
 MAX_QUESTION = 200  # characters of the question that a record repeats
 

@@ -10,38 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import mmdeploy_llm.testing as kit
-from mmdeploy_llm.hooks import (
-    AttentionBackendSpec,
-    ChatPartSpec,
-    CorpusFormatSpec,
-    LogitsProcessorSpec,
-    MediaProcessorSpec,
-    ModelSpec,
-    OutputSinkSpec,
-    ReasoningParserSpec,
-    ToolParserSpec,
-    WeightFormatSpec,
-)
+from mmdeploy_llm.hooks import MediaProcessorSpec
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.records import Spec, describe
 
 from .conformance import Conformance
+from .doors import FETCHER
 from .plugins.declared import is_ours
 from .plugins.plugin_subject import PluginSubject
-
-FETCHER = "fetch_media"
-TESTED_BY: tuple[tuple[type[Any], str], ...] = (  # the name of the test class of each spec
-    (AttentionBackendSpec, "AttentionBackendConformance"),
-    (ChatPartSpec, "ChatPartConformance"),
-    (CorpusFormatSpec, "CorpusFormatConformance"),
-    (LogitsProcessorSpec, "LogitsProcessorConformance"),
-    (MediaProcessorSpec, "MediaProcessorConformance"),
-    (ModelSpec, "ModelConformance"),
-    (OutputSinkSpec, "OutputSinkConformance"),
-    (ReasoningParserSpec, "ReasoningParserConformance"),
-    (ToolParserSpec, "ToolParserConformance"),
-    (WeightFormatSpec, "WeightFormatConformance"),
-)
 
 
 def untried(classes: Collection[type[Any]]) -> list[str]:
@@ -89,8 +65,9 @@ def _class_for(spec: Spec) -> type[Any] | None:
     """Returns the test class for a spec; None where the kit has none."""
     if getattr(spec, "yields", None) is not None:
         return kit.SplitterConformance
-    name = next((test for kind, test in TESTED_BY if isinstance(spec, kind)), None)
-    return None if name is None else getattr(kit, name)
+    kinds = (kind.__name__.removesuffix("Spec") for kind in type(spec).__mro__)
+    found = (getattr(kit, f"{name}Conformance", None) for name in kinds)
+    return next(filter(None, found), None)
 
 
 def _given(tests: list[type[Any]], attribute: str) -> set[str]:

@@ -53,7 +53,7 @@ def installed(name, folder):
 
 @pytest.fixture(scope="module")
 def changes():
-    """What importing the packages changes, found in one process for all: it imports torch, which
+    """Finds what importing the packages changes, in one process for all: it imports torch, which
     takes seconds."""
     modules = [f"{name.replace('-', '_')}_llm" for name in NAMES]
     with pytest.MonkeyPatch.context() as patch:

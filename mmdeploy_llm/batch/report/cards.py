@@ -96,8 +96,8 @@ class Card:
         """The names of the item in a line of edits, as JSON; "" where its one text is not all of
         its answer, or is not shown exactly as it is."""
         record, text = self.record, self.record.text
-        others = record.answers or record.tool_calls or record.outputs[1:] or record.embedding
-        if not record.is_ok or others or without_bidi_controls(text) != text:
+        is_exact = without_bidi_controls(text) == text
+        if not record.has_one_text or record.embedding or not is_exact:
             return ""
         own = {"line": record.line} if record.id is None else {"id": record.id}
         return json.dumps({"id": None, **own})

@@ -117,8 +117,17 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def is_given(ctx: typer.Context, name: str) -> bool:
     """Whether an option is given: on the command line or in a job, if only with its default."""
+    return _source(ctx, name) == "COMMANDLINE"
+
+
+def is_named(ctx: typer.Context, name: str) -> bool:
+    """Whether an option is given, or has its value from an environment variable."""
+    return _source(ctx, name) in ("COMMANDLINE", "ENVIRONMENT")
+
+
+def _source(ctx: typer.Context, name: str) -> str:
     source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    return "" if source is None else source.name
 
 
 @cache

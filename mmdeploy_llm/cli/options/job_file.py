@@ -27,6 +27,8 @@ import typer
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.values.text.encodings import not_utf8
 
+from .groups import is_named
+
 COMMAND, FOLDER, SAVE = "command", "folder", "save_job"
 MAX_BYTES = 10_000_000
 HEAD = "# mmdeploy-llm run {name}\n"
@@ -143,9 +145,7 @@ def given_values(ctx: typer.Context) -> Iterator[tuple[str, Any]]:
     """Yields the names and values that the command line or the environment has given, in the order
     of --help."""
     for param in ctx.command.get_params(ctx):
-        source = ctx.get_parameter_source(param.name or "")
-        is_named = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
-        if is_named and param.name != SAVE:
+        if is_named(ctx, param.name or "") and param.name != SAVE:
             yield str(param.name), ctx.params[str(param.name)]
 
 

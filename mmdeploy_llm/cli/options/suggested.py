@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from mmdeploy_llm.cli.options.groups import is_given
+from mmdeploy_llm.cli.options.groups import is_given, is_named
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.values.options.model_names import bundled_models
@@ -68,13 +68,11 @@ def chosen(ctx: typer.Context, model: str, paths: Iterable[str], *, is_demo: boo
     """Returns the model of a run. Raises ConfigError where a demonstration would caption somebody's
     own files and nobody has asked for that: by its name, on the command line or in the environment,
     or by --demo, which counts more than the environment."""
-    source = ctx.get_parameter_source("model")
-    is_named = source is not None and not source.name.startswith("DEFAULT")
     if is_demo and is_given(ctx, "model") and not is_demonstration(model):
         raise ConfigError(f"--demo and --model {model} contradict each other; give one of them")
     if is_demo and not is_demonstration(model):
         return next(iter(bundled_models()))
-    if is_demo or is_named or all(map(_is_example, paths)):
+    if is_demo or is_named(ctx, "model") or all(map(_is_example, paths)):
         return model
     free = free_ram()
     models = suggested(free)
@@ -95,5 +93,4 @@ def _table(models: Iterable[Suggestion]) -> list[str]:
 
 def _is_example(path: str) -> bool:
     """Whether a path is one of the examples in a clone of this repository."""
-    own = os.path.realpath(path)
-    return Path(own).is_relative_to(EXAMPLES)
+    return Path(os.path.realpath(path)).is_relative_to(EXAMPLES)

@@ -253,6 +253,12 @@ class Record:
         return self.error is None
 
     @property
+    def has_one_text(self) -> bool:
+        """Whether its text is all of its answer: it has not failed, has one sample and no others to
+        several questions, and calls no tools."""
+        return self.is_ok and not (self.answers or self.tool_calls or self.outputs[1:])
+
+    @property
     def num_media_tokens(self) -> int:
         """Tokens of the item's media of all kinds, without text that an encoder reads with them."""
         return sum(num for kind, num in self.media_tokens.items() if kind != "text")

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError
-from mmdeploy_llm.hooks import MediaInput, MediaLimits
+from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.testing.models.base import Check, CheckFailed, CheckSkipped, demand
 from mmdeploy_llm.testing.plugins.bounded import Peak
@@ -93,7 +93,7 @@ def limits_allow_what_they_say(subject: ProcessorSubject) -> None:
 def _refused(
     subject: ProcessorSubject, source: Any, limits: MediaLimits, what: str
 ) -> MediaError | None:
-    return refusal(lambda: _run(subject, source, limits), what)
+    return refusal(lambda: subject.within(source, limits), what)
 
 
 def refusal(work: Callable[[], object], what: str) -> MediaError | None:
@@ -135,8 +135,7 @@ def _is_read(subject: ProcessorSubject, name: str, path: str | Path, limits: Med
     """Whether a path gives what the sample in its file gives; a processor that takes no paths may
     raise anything."""
     try:
-        made = subject.processor.process(subject.processor.decode(path, limits), {})
-        return difference(made, subject.made(name), with_key=False) is None
+        return difference(subject.within(path, limits), subject.made(name), with_key=False) is None
     except FAULTS:
         return False
 
@@ -166,12 +165,8 @@ def outcome(
 ) -> MediaError | None:
     """Returns the MediaError of a source, or None if it is processed. Raises CheckFailed for any
     other exception."""
-    return error_of(lambda: _run(subject, source, given.get("limits", subject.limits)), what)
-
-
-def _run(subject: ProcessorSubject, source: Any, limits: MediaLimits) -> MediaInput:
-    processor = subject.processor
-    return processor.process(processor.decode(source, limits), {})
+    limits = given.get("limits", subject.limits)
+    return error_of(lambda: subject.within(source, limits), what)
 
 
 def error_of(work: Callable[[], object], what: str) -> MediaError | None:

@@ -229,7 +229,7 @@ def linked_files_are_not_read(subject: ProcessorSubject) -> None:
 
     def process(source: Any, limits: MediaLimits) -> Any:
         try:
-            return subject.processor.process(subject.processor.decode(source, limits), {})
+            return subject.within(source, limits)
         except FAULTS:
             return None
 

@@ -71,9 +71,9 @@ def pixels_are_limited(subject: ProcessorSubject) -> None:
 
 def _made(subject: ProcessorSubject, source: Any, what: str) -> MediaInput | None:
     """Returns what is made of a source with max_pixels=1, None where it is refused."""
-    processor, found = subject.processor, []
+    found: list[MediaInput] = []
     limits = replace(subject.limits, max_pixels=1)
-    error_of(lambda: found.append(processor.process(processor.decode(source, limits), {})), what)
+    error_of(lambda: found.append(subject.within(source, limits)), what)
     return found[0] if found else None
 
 

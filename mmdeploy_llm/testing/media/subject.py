@@ -163,6 +163,10 @@ class ProcessorSubject:
         )
         return made
 
+    def within(self, source: Any, limits: MediaLimits) -> MediaInput:
+        """Decodes and processes a source within limits; raises what the processor raises."""
+        return self.processor.process(self.processor.decode(source, limits), {})
+
     def close(self) -> None:
         """Closes all processors that `build` has built."""
         while self._built:

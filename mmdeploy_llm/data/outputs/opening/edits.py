@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from mmdeploy_llm.data.records.files import open_regular
 from mmdeploy_llm.data.records.outcome import Outcome
 from mmdeploy_llm.data.records.record import Record, key_of
 from mmdeploy_llm.errors import ConfigError
+
+from .choose import is_remote
 
 SUFFIX = ".edited.jsonl"
 MARK = "edited_from"
@@ -56,7 +59,7 @@ class Edits:
         edit = self._edits.get(record.key)
         if edit is None:
             return record
-        if not record.is_ok or record.answers or record.outputs[1:] or record.tool_calls:
+        if not record.has_one_text:
             self._refused[record.key] = None
             return record
         self._met[record.key] = edit.before.split() != record.text.split()
@@ -100,7 +103,7 @@ def parted(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def unnamed(outputs: Iterable[str], edits: Iterable[str]) -> list[str]:
     """Returns a note for each file of edits beside an output that was not named with it."""
     known = {os.path.realpath(name) for name in edits}
-    beside = (str(Path(name).with_suffix(SUFFIX)) for name in outputs if "://" not in name)
+    beside = (str(Path(name).with_suffix(SUFFIX)) for name in outputs if not is_remote(name))
     return [
         f"{name} lies beside its output and was not named: its edits are left out"
         for name in beside
@@ -114,12 +117,12 @@ def _some(keys: Iterable[str]) -> str:
 
 
 def _is_edits(name: str) -> bool:
-    if "://" in name or not os.path.isfile(name):
+    if is_remote(name) or not os.path.isfile(name):
         return False
     if name.endswith(SUFFIX):
         return True
-    with open_regular(Path(name), os.O_RDONLY) as file:
-        first = file.read(MAX_LINE_BYTES).partition(b"\n")[0]
+    with BufferedReader(open_regular(Path(name), os.O_RDONLY)) as file:
+        first = file.readline(MAX_LINE_BYTES)
     try:
         values = json.loads(first.decode("utf-8-sig"))
     except (ValueError, RecursionError):
