@@ -117,6 +117,7 @@ def test_a_job_that_is_saved_elsewhere_runs_where_it_was_given(work, planned, mo
         "paths": ["photos"],
         "prompt": "@question.txt",
         "engine": ["seed=3"],
+        "model": "shapes-vl",  # of MMDEPLOY_LLM_MODEL, which another shell may not have
     }
     monkeypatch.chdir("/")
     assert invoke("run", work / "jobs" / "a.toml").exit_code == 0
