@@ -133,7 +133,7 @@ def _of_archives(blob: bytes, contents: Contents) -> Iterator[Linked]:
 
         def make(to: str, kind: bytes = kind) -> bytes:
             made = io.BytesIO()
-            with tarfile.open(fileobj=made, mode="w") as archive:
+            with tarfile.open(fileobj=made, mode="w", encoding="utf-8") as archive:
                 for number, (member, content) in enumerate(files):
                     info = tarfile.TarInfo(member.name)
                     if number:
