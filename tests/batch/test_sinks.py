@@ -553,6 +553,7 @@ def test_a_file_that_shrinks_while_it_is_copied_leaves_no_half_sample(do, here, 
 
 def test_keys_are_safe_and_differ():
     from mmdeploy_llm.data.outputs.tars import key_of_sample
+
     from mmdeploy_llm.data.records.record import Record
 
     names = ["a", "../a", "a/b", "a.b", "a b", "/a/b", "ä", "ö", "\n", "x" * 300, "x" * 301, 7, 77]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
 
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.media import OpenMedia
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.rows.rows import BadItem
 
 from .formats import Drops, Limits, PartFormat, PartReader, first_positions
 from .recognise import save_foreign
@@ -77,15 +76,21 @@ class LineParts(PartFormat):
         file.keep(ends)
         return len(file)
 
-    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
+    def append(self, file: GrowingFile, record: Record, media: OpenMedia) -> int:
         """Adds a line."""
         file.write(record.to_json().encode() + b"\n")
         file.commit()
         return 1
 
-    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
-        """Returns the journal itself: it is a part."""
-        return name
+    def seal(
+        self,
+        file: IO[bytes],
+        name: str,
+        new: Callable[[], IO[bytes]],
+        configurations: str | None,
+    ) -> bool:
+        """Returns False: the journal itself is a part."""
+        return False
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies the other lines."""

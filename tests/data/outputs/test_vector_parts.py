@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from mmdeploy_llm.data.outputs.lance_store import LanceStore
+
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.item import Vector

@@ -6,11 +6,11 @@ import re
 import tarfile
 
 import pytest
+from mmdeploy_llm.data.outputs.tars import key_of_sample
 
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.data.outputs.scan import Kept
-from mmdeploy_llm.data.outputs.tars import key_of_sample
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
 

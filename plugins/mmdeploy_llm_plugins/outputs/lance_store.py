@@ -16,17 +16,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.data.records.arrow_vectors import (
+from mmdeploy_llm.data.outputs.public import (
     EMBEDDING,
+    Vector,
     VectorKind,
     arrays_of,
     column_of,
     field_of,
     kind_in,
 )
-from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks.objects.store import RecordStore
+from mmdeploy_llm.hooks import RecordStore
 
 MAX_LINES, MAX_BYTES = 20_000, 64 * 2**20  # of the journal
 MAX_JOURNAL = 8 * MAX_BYTES  # that is read: its last record may be long
