@@ -155,7 +155,7 @@ def format_of(output: str, form: str | None = None, kinds: KindTable | None = No
     named = _named(kinds)
     if form is not None:
         if form not in named:
-            check_left_out(form, output)
+            check_left_out(output, form)
             raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
         return named[form]
     own = f"/{output.rstrip('/').lower()}"
@@ -165,7 +165,7 @@ def format_of(output: str, form: str | None = None, kinds: KindTable | None = No
         return named[endings[ending]]
     found = known_format(output, None, kinds)
     if found is None:
-        check_left_out(None, output)
+        check_left_out(output, None)
         raise ConfigError(
             f"the name {output!r} says no format: end it in one of "
             f"{' '.join((*kinds.outputs, *endings))}, or give --format {' | '.join(named)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def format_of(name: str, form: str | None, kinds: KindTable) -> Format:
     found = known_format(name, form, kinds)
     formats = ", ".join(dict.fromkeys(own.spec.name for own in kinds.output_formats))
     if found is None:
-        check_left_out(form, name)
+        check_left_out(name, form)
     if found is None and form is not None:
         raise ConfigError(f"the format must be one of {formats}, got {form[:40]!r}")
     suffix = os.path.splitext(name.rstrip("/"))[1].lower()
@@ -179,19 +179,20 @@ def format_of(name: str, form: str | None, kinds: KindTable) -> Format:
     return found
 
 
-def check_left_out(form: str | None, *names: str) -> None:
-    """Raises ConfigError where a format that is not loaded, by its name or by names of files, is
-    that of a plugin of this package."""
+def check_left_out(name: str, form: str | None, files: Iterable[str] = ()) -> None:
+    """Raises ConfigError where the format of an output, which is not loaded, is that of a plugin of
+    this package. form: its name, or that of the output tells it, or its files do."""
+    ends = [own.rstrip("/").lower() for own in (name, *files)]
     for plugin in discover().plugins:
         if not plugin.is_core:
             continue
         for spec in getattr(plugin.entry_point.load(), "provide_output_sinks", tuple)():
-            ours = [name for name in names if name.rstrip("/").lower().endswith(spec.suffixes)]
-            if spec.name == form or (form is None and ours):
+            is_meant = any(own.endswith(spec.suffixes) for own in ends)
+            if spec.name == form or (form is None and is_meant):
                 raise ConfigError(
-                    f"{(ours or names)[0]!r}: the format {spec.name} is that of "
-                    f"{plugin.origin}, which is not loaded: take {plugin.origin.name!r} out of "
-                    "blocked_plugins (MMDEPLOY_LLM_BLOCKED_PLUGINS), or name another format"
+                    f"{name!r}: the format {spec.name} is that of {plugin.origin}, which is not "
+                    f"loaded: take {plugin.origin.name!r} out of blocked_plugins "
+                    "(MMDEPLOY_LLM_BLOCKED_PLUGINS), or use another format"
                 )
 
 

@@ -284,7 +284,7 @@ def _check_lines(path: Path, kinds: KindTable) -> None:
     with open_regular(path, os.O_RDONLY) as file:
         begin = file.read(1)
     if begin not in (b"{", b""):
-        check_left_out(None, path.name)
+        check_left_out(str(path), None)
         raise ConfigError(
             f"{str(path)!r} is not a record of a batch, and outputs that end in "
             f"{path.suffix or 'nothing'} are not known ({' '.join(kinds.outputs)}); if a plugin "
@@ -297,7 +297,7 @@ def _opened_parts(name: str, files: Sequence[str], kinds: KindTable) -> Readable
     known = part_formats(kinds)
     found = {match[2] for match in map(PART_NAME.fullmatch, files) if match} & known.keys()
     if not found:
-        check_left_out(None, *files, name)
+        check_left_out(name, None, files)
     if len(found) != 1:
         raise ConfigError(
             f"{name!r} is not an output of a batch: it has "
