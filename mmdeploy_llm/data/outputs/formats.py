@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, ClassVar, Protocol
 
-from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.growing import GrowingPart
 from mmdeploy_llm.data.records.media import Blob, OpenMedia
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
@@ -110,12 +110,12 @@ class PartFormat(ABC):
         grows."""
 
     @abstractmethod
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+    def begin(self, file: GrowingPart, name: str, configurations: str | None) -> int:
         """Prepares the file that grows for additions: cuts off what is torn. Returns the position
         of the next record. Raises ConfigError when more than that is damaged."""
 
     @abstractmethod
-    def append(self, file: GrowingFile, record: Record, media: OpenMedia) -> int:
+    def append(self, file: GrowingPart, record: Record, media: OpenMedia) -> int:
         """Adds a record to the file; returns how far the position has advanced. media: opens the
         first media of the item, which a format may store; raises LeftOutError."""
 

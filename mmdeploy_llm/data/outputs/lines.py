@@ -9,7 +9,7 @@ from io import FileIO
 from typing import IO
 
 from mmdeploy_llm.data.records.files import Folder
-from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.growing import GrowingPart
 from mmdeploy_llm.data.records.media import OpenMedia
 from mmdeploy_llm.data.records.record import Record
 
@@ -69,14 +69,14 @@ class LineParts(PartFormat):
         """Opens a part or a journal."""
         return LineReader(file, name)
 
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+    def begin(self, file: GrowingPart, name: str, configurations: str | None) -> int:
         """Cuts off a torn last line; returns the number of lines."""
         ends = list(line_ends(file.file))
         save_foreign(file, ends[-1] if ends else 0)
         file.keep(ends)
         return len(file)
 
-    def append(self, file: GrowingFile, record: Record, media: OpenMedia) -> int:
+    def append(self, file: GrowingPart, record: Record, media: OpenMedia) -> int:
         """Adds a line."""
         file.write(record.to_json().encode() + b"\n")
         file.commit()

@@ -11,7 +11,7 @@ from mmdeploy_llm.data.records.arrow_vectors import (
     field_of,
     kind_in,
 )
-from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.growing import GrowingPart
 from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.media import Blob, LeftOutError, OpenMedia
 from mmdeploy_llm.data.records.npy_head import NpyHead, read_npy_head
@@ -39,7 +39,7 @@ __all__ = [
     "CompletePart",
     "Drops",
     "Entry",
-    "GrowingFile",
+    "GrowingPart",
     "LeftOutError",
     "Limits",
     "LineParts",

@@ -29,7 +29,7 @@ from mmdeploy_llm.data.outputs.public import (
     Blob,
     Drops,
     Entry,
-    GrowingFile,
+    GrowingPart,
     LeftOutError,
     Limits,
     OpenMedia,
@@ -75,7 +75,7 @@ class TarParts(PartFormat):
         """Opens a tar."""
         return TarReader(file, name, is_open=is_open)
 
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+    def begin(self, file: GrowingPart, name: str, configurations: str | None) -> int:
         """Cuts off a torn sample, and the end of a tar that was about to be complete; adds the
         configurations. Returns the size."""
         with open(file.file.fileno(), "rb", closefd=False) as content:
@@ -89,7 +89,7 @@ class TarParts(PartFormat):
             file.commit()
         return file.size
 
-    def append(self, file: GrowingFile, record: Record, media: OpenMedia) -> int:
+    def append(self, file: GrowingPart, record: Record, media: OpenMedia) -> int:
         """Adds a sample."""
         begin = file.size
         key = self._free(record)
@@ -334,11 +334,11 @@ def _digest(key: str) -> str:
     return blake2b(key.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-def _add(file: GrowingFile, name: str, data: bytes) -> None:
+def _add(file: GrowingPart, name: str, data: bytes) -> None:
     file.write(_info(name, len(data)) + data + bytes(-len(data) % BLOCK))
 
 
-def _add_blob(file: GrowingFile, name: str, blob: Blob) -> None:
+def _add_blob(file: GrowingPart, name: str, blob: Blob) -> None:
     file.write(_info(name, blob.size))
     left = blob.size
     while left:
