@@ -1,13 +1,13 @@
 """A stranger's format of parts is as able as those of this repository: their modules, copied to a
 file elsewhere, are a plugin with formats of other names."""
 
-import inspect
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
-from mmdeploy_llm_plugins.outputs import npy, tars
+from mmdeploy_llm_plugins.outputs.npy import NpyParts
+from mmdeploy_llm_plugins.outputs.tars import TarParts
 from PIL import Image
 
 from mmdeploy_llm.data.outputs.exports.export import ExportOptions
@@ -21,37 +21,16 @@ from mmdeploy_llm.data.vectors.written import finish
 from mmdeploy_llm.hooks import OutputSinkSpec, PluginManager
 from mmdeploy_llm.testing import check_plugin
 from tests.data.outputs.vectors import failed, made, written
-
-HOOK = """
-from mmdeploy_llm.hooks import OutputSinkSpec, hookimpl
-
-@hookimpl
-def provide_output_sinks():
-    return [OutputSinkSpec(name="strange", suffixes=(".strange",), factory=f"{{__name__}}:{}",
-                           options=("part_items", "media_root"))]
-"""
-
-
-@pytest.fixture
-def plugin_of(tmp_path):
-    """Copies a module with a format of parts into a file that is a plugin; returns its path."""
-
-    def copied(module, name):
-        file = tmp_path / "elsewhere" / "stranger.py"
-        file.parent.mkdir()
-        file.write_text(inspect.getsource(module) + HOOK.format(name))
-        return file
-
-    return copied
+from tests.testing.copied_parts import copied
 
 
 def kinds_of(file):
     return PluginManager.load(plugins=(), files=[file]).kinds
 
 
-def test_pictures_are_stored_and_read_back(plugin_of, tmp_path, monkeypatch):
+def test_pictures_are_stored_and_read_back(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kinds = kinds_of(plugin_of(tars, "TarParts"))
+    kinds = kinds_of(copied(tmp_path / "stranger.py", TarParts))
     records = []
     for number, colour in enumerate(("red", "blue", "green"), 1):
         Image.new("RGB", (4, 4), colour).save(f"{number}.png")
@@ -68,8 +47,8 @@ def test_pictures_are_stored_and_read_back(plugin_of, tmp_path, monkeypatch):
         assert blobs[0]().startswith(Path("1.png").read_bytes())
 
 
-def test_vectors_are_searched_as_one_array(plugin_of, tmp_path):
-    kinds = kinds_of(plugin_of(npy, "NpyParts"))
+def test_vectors_are_searched_as_one_array(tmp_path):
+    kinds = kinds_of(copied(tmp_path / "stranger.py", NpyParts))
     path = tmp_path / "v.strange"
     records = [made(1), failed(2), made(3)]
     assert written(path, records, part_items=2, kinds=kinds) == records
@@ -84,9 +63,9 @@ def test_vectors_are_searched_as_one_array(plugin_of, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("module", "name"), [(tars, "TarParts"), (npy, "NpyParts")])
-def test_plugins_check_finds_nothing(plugin_of, module, name):
-    file = plugin_of(module, name)
+@pytest.mark.parametrize("form", [TarParts, NpyParts])
+def test_plugins_check_finds_nothing(tmp_path, form):
+    file = copied(tmp_path / "stranger.py", form)
     assert PluginManager.load(plugins=(), files=[file]).provided(OutputSinkSpec)
     verdicts = list(check_plugin(str(file)))
     assert [own for own in verdicts if own.outcome == "fail"] == []
