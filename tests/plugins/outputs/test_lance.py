@@ -1,5 +1,6 @@
 """Outputs of vectors that are Lance datasets, and their journal."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -113,5 +114,5 @@ def test_a_disk_that_fills_up_tears_no_line_of_lances_journal(tmp_path: Path) ->
         store.append(lines[1], {})
     store.append(lines[2], {})
     store.close()
-    found = LanceStore(tmp_path / "v.lance", writable=False).entries()
-    assert [line for _, line in found] == [lines[0], lines[2]]
+    with closing(LanceStore(tmp_path / "v.lance", writable=False)) as found:
+        assert [line for _, line in found.entries()] == [lines[0], lines[2]]

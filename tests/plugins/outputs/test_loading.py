@@ -66,7 +66,8 @@ def test_a_plugin_that_is_blocked_is_named(name, form, words):
 def test_commands_name_the_plugin_of_what_they_cannot_read(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     suffix = name[1:5]
-    written(tmp_path / f"v{suffix}", [made(1), made(2)])
+    for own in (suffix, ".jsonl"):
+        written(tmp_path / f"v{own}", [made(1), made(2)])
     search = ("search", name, "--like", "item 1")
     assert CliRunner().invoke(app, search).exit_code == 0
     monkeypatch.setenv("MMDEPLOY_LLM_BLOCKED_PLUGINS", "outputs")

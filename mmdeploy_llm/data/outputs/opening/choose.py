@@ -100,7 +100,7 @@ def opened(place: OutputPlace) -> Sink:
     if not isinstance(sink, Sink):
         raise PluginContractError(
             f"{found.origin}: {found.spec.factory}, the factory of {describe(found.spec)}, must be "
-            "a class that derives from RecordStore"
+            "a class that derives from RecordStore or PartFormat"
         )
     return sink
 
