@@ -35,6 +35,7 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/data/outputs/made.py": "the output that the program names",
     "mmdeploy_llm/data/outputs/parquet.py": "parts of the output",
     "plugins/mmdeploy_llm_plugins/outputs/lance_store.py": "the output that the program names",
+    "plugins/mmdeploy_llm_plugins/outputs/npy.py": "parts of the output",
     "mmdeploy_llm/data/outputs/opening/edits.py": "the edits that the caller names",
     "mmdeploy_llm/data/outputs/opening/stored.py": "the output that the program names",
     "mmdeploy_llm/media/loading/splitting.py": "bytes in memory, by a plugin's splitter",

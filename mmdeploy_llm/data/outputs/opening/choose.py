@@ -58,17 +58,9 @@ def open_sink(
         tell_who_writes(name, found, kinds)
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
-    own = f"the format {found.spec.name}" + (
-        "" if found.origin.is_builtin else f" of {found.origin}"
-    )
     if not has_parts(found):
-        if is_remote(name):
-            raise ConfigError(
-                f"{own} is written on this machine; give a path, or a URL that ends in .parquet"
-            )
-        if part_items is not None or journal is not None:
-            option = "journal" if part_items is None else PART_ITEMS
-            raise ConfigError(f"{option} has no effect on {own}; leave it out")
+        option = None if journal is None else "journal"
+        _check_whole(name, found, option if part_items is None else PART_ITEMS)
     folder = None
     if is_remote(name):
         folder = Path(journal_of(name) if journal is None else journal)
@@ -85,6 +77,19 @@ def open_sink(
             part_suffixes=part_formats(kinds),
         )
     )
+
+
+def _check_whole(name: str, found: Format, option: str | None) -> None:
+    """Raises ConfigError for a URL, and an option of parts, of an output that has none."""
+    own = f"the format {found.spec.name}" + (
+        "" if found.origin.is_builtin else f" of {found.origin}"
+    )
+    if is_remote(name):
+        raise ConfigError(
+            f"{own} is written on this machine; give a path, or a URL that ends in .parquet"
+        )
+    if option is not None:
+        raise ConfigError(f"{option} has no effect on {own}; leave it out")
 
 
 def opened(place: OutputPlace) -> Sink:
