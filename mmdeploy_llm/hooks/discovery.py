@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
 # Built-in plugins that are loaded also where others are named, as they are in every engine: what
-# computes attention, and what reads checkpoints.
-CORE = ("attention", "quantized")
+# computes attention, what reads checkpoints, and what reads the outputs of runs.
+CORE = ("attention", "outputs", "quantized")
 NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)

@@ -184,7 +184,7 @@ def table_of(
         format_bytes=MappingProxyType(_longest_first(of_others("first_bytes"))),
         parts=MappingProxyType(of_others("parts")),
         outputs=MappingProxyType(of_others("outputs")),
-        output_formats=tuple(own for own in found if isinstance(own.spec, OutputSinkSpec)),
+        output_formats=_ours_first(found),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
@@ -194,9 +194,15 @@ def table_of(
 def _always() -> Iterator[Provided[Any]]:
     """Yields the formats of outputs that need no plugin: what a run has written can be read with
     none of them too."""
-    origin = PluginOrigin(name="outputs", module=ALWAYS, is_builtin=True)
+    origin = PluginOrigin(name="core", module=ALWAYS, is_builtin=True)
     for spec in importlib.import_module(ALWAYS).provide_output_sinks():
         yield Provided(spec=spec, origin=origin)
+
+
+def _ours_first(found: Iterable[Provided[Any]]) -> tuple[Provided[OutputSinkSpec], ...]:
+    """Returns the formats of outputs, those of this package before others."""
+    formats = (own for own in found if isinstance(own.spec, OutputSinkSpec))
+    return tuple(sorted(formats, key=lambda own: not own.origin.is_builtin))
 
 
 def _other_claims(

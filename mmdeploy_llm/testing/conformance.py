@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.hooks.names import did_you_mean, listing
 from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
-from mmdeploy_llm.testing.data import corpus, outputs
+from mmdeploy_llm.testing.data import corpus, outputs, parts
 from mmdeploy_llm.testing.data.corpus_subject import CorpusSubject
 from mmdeploy_llm.testing.models.base import Check, CheckSkipped, newer_than
 from mmdeploy_llm.testing.plugins import (
@@ -256,12 +256,13 @@ class CorpusFormatConformance(Conformance):
 
 
 class OutputSinkConformance(Conformance):
-    """Tests a format of outputs: round trips, kills, a full disk, records that are removed.
+    """Tests a format of outputs: round trips, kills, a full disk, records that are removed,
+    parts with vectors and pictures.
 
     spec: the format. file: of its plugin, where that is a single file.
     """
 
-    checks = outputs.CHECKS
+    checks = outputs.CHECKS + parts.CHECKS
     spec: ClassVar[OutputSinkSpec]
     file: ClassVar[Path | None] = None
 

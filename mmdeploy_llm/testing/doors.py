@@ -103,7 +103,9 @@ DOORS: Mapping[type | str, Door] = MappingProxyType(
         CorpusFormatSpec: Door(
             modules=("data.corpus",), subject="data.corpus_subject:CorpusSubject"
         ),
-        OutputSinkSpec: Door(modules=("data.outputs",), subject="data.outputs:OutputSubject"),
+        OutputSinkSpec: Door(
+            modules=("data.outputs", "data.parts"), subject="data.outputs:OutputSubject"
+        ),
     }
 )
 SPLITTER = Door(modules=("media.splitters",), subject="media.splitter_subject:SplitterSubject")

@@ -551,22 +551,6 @@ def test_a_file_that_shrinks_while_it_is_copied_leaves_no_half_sample(do, here, 
     )
 
 
-def test_keys_are_safe_and_differ():
-    from mmdeploy_llm.data.outputs.tars import key_of_sample
-    from mmdeploy_llm.data.records.record import Record
-
-    names = ["a", "../a", "a/b", "a.b", "a b", "/a/b", "ä", "ö", "\n", "x" * 300, "x" * 301, 7, 77]
-    keys = [key_of_sample(Record(id=name, line=1)) for name in names]
-    assert len(set(keys)) == len(names)
-    for key in keys:
-        assert len(key.encode()) < 150
-        assert not set(key) & set("./ \n")
-    assert keys[6:8] == ["ä", "ö"]
-    assert key_of_sample(Record(id="7")) == key_of_sample(Record(id=7)) == "7"
-    path = Record(id="p/cat.jpg", path="p/cat.jpg")
-    assert key_of_sample(path).startswith("cat-")
-
-
 def test_tars_of_several_kinds_of_media_say_how_they_are_read(do, here, image):
     """Some rows have a picture, the others none."""
     rows = [

@@ -39,6 +39,7 @@ BUMP = (
 )
 MODULES = (
     "mmdeploy_llm.hooks",
+    "mmdeploy_llm.data.outputs.public",
     "mmdeploy_llm.layers.attention.layouts",
     "mmdeploy_llm.layers.attention.writing",
     "mmdeploy_llm.errors",

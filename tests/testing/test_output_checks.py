@@ -1,5 +1,5 @@
 """Bugs planted in a store of records: each is found by the check that the table names; that store,
-the one in SQLite and the formats of this package pass."""
+the one in SQLite and the formats of the core pass."""
 
 import re
 from pathlib import Path
@@ -173,12 +173,8 @@ class TestSqlite(OutputSinkConformance):
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("spec", FORMATS, ids=lambda spec: spec.name)
-def test_the_formats_of_this_package_pass(spec, check):
-    if spec.name == "lance":
-        pytest.importorskip("lance")
-        if check is outputs.records_are_read_one_by_one:
-            return  # its journal, of 64 MiB at most, is in memory
-    if check is outputs.removals_are_all_or_none and spec.name != "lance":
+def test_the_formats_of_the_core_pass(spec, check):
+    if check is outputs.removals_are_all_or_none:
         with pytest.raises(CheckSkipped, match="it is no RecordStore"):
             check(OutputSubject(spec=spec))
     elif check is outputs.torn_records_are_passed_over and spec.name != "jsonl":

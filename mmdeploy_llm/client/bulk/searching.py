@@ -17,6 +17,7 @@ from mmdeploy_llm.data.vectors.origin import origin_of
 from mmdeploy_llm.data.vectors.search import Found, Names, open_vectors, search
 from mmdeploy_llm.engine.desk.answerer import Answerer
 from mmdeploy_llm.engine.desk.ask import Ask
+from mmdeploy_llm.engine.startup.kinds import known_kinds
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.layers.pooling.rules import EmbeddingRules
 from mmdeploy_llm.messages import Prompts
@@ -44,7 +45,9 @@ def search_vectors(
     """Returns the items that are nearest to each query, see LLM.search. config, rules: the options
     of the model that embeds the queries, and how its folder says that it is used."""
     wanted_vector(None, None, None, None, too_long)  # a wrong choice is told first
-    opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
+    opened = vectors
+    if not isinstance(opened, Vectors):
+        opened = open_vectors(opened, column, known_kinds(config))
     wanted = PoolingRequest(instruction=rules.query_prompt if instruction is None else instruction)
     if opened.configurations:  # of others nobody says how they were made
         origin = origin_of(opened)

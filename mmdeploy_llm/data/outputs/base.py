@@ -4,9 +4,9 @@ what a run writes its records to; FileSink, CountingWriter, AroundWriter: bases 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
@@ -31,13 +31,15 @@ class OutputPlace:
 
     name: a path, or a URL. provided: its format. part_items: most items of a part; None is the
     format's own number. journal: of an output at a URL, the folder here for the part that grows;
-    None of one on this machine.
+    None of one on this machine. part_suffixes: suffix of a part -> name of its format, of all
+    formats that are loaded.
     """
 
     name: str
     provided: Provided[OutputSinkSpec]
     part_items: int | None = None
     journal: Path | None = None
+    part_suffixes: Mapping[str, str] = field(default_factory=dict)
 
 
 class RecordSink(Protocol):

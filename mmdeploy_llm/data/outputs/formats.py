@@ -1,4 +1,5 @@
-"""PartFormat and PartReader: what the formats of parts have in common."""
+"""PartFormat, PartReader and ArrayReader: what the formats of parts have in common. Plugins import
+them from public.py."""
 
 from __future__ import annotations
 
@@ -6,17 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, ClassVar, Protocol
+from typing import IO, TYPE_CHECKING, ClassVar, Protocol
 
-from mmdeploy_llm.data.records.files import Folder
-from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Item
-from mmdeploy_llm.data.records.media import Blob
+from mmdeploy_llm.data.records.growing import GrowingPart
+from mmdeploy_llm.data.records.media import Blob, OpenMedia
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.rows.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 
 from .scan import Entry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
 
@@ -58,11 +60,44 @@ class PartReader(Protocol):
         """Closes the file."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPlace:
+    """The rows of a record's vectors in the array of its part. num_rows: 0 where it has none.
+    is_many: whether it has one for each token."""
+
+    row: int = 0
+    num_rows: int = 0
+    is_many: bool = False
+
+
+class ArrayReader(PartReader, Protocol):
+    """A part whose vectors are one array; `search` reads it as a whole. The position of a record is
+    its number."""
+
+    @property
+    def array(self) -> NDArray[np.float32]:
+        """The vectors, [rows, size], which must not be written to."""
+
+    def places(self) -> list[ArrayPlace]:
+        """Returns where the vectors of each record are."""
+
+    def keys(self) -> Iterator[str]:
+        """Yields `Record.key` of the records, without reading their vectors."""
+
+
 class PartFormat(ABC):
-    """A format of parts, whose names end in the first suffix of its spec. open_suffix: of the part
-    that grows. limits: when it is full."""
+    """A format of parts, whose names end in the first suffix of its spec. Its spec has the option
+    part_items, and its factory is the class.
+
+    The core has the files: it opens them, locks the folder, uploads to URLs, notices what others
+    change, and removes what a killed run has left. The format knows what is in them.
+
+    open_suffix: of the part that grows. limits: when it is full. has_arrays: whether its readers of
+    complete parts are ArrayReaders.
+    """
 
     open_suffix: ClassVar[str] = ".jsonl"
+    has_arrays: ClassVar[bool] = False
     limits: Limits
 
     @abstractmethod
@@ -75,18 +110,26 @@ class PartFormat(ABC):
         grows."""
 
     @abstractmethod
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+    def begin(self, file: GrowingPart, name: str, configurations: str | None) -> int:
         """Prepares the file that grows for additions: cuts off what is torn. Returns the position
         of the next record. Raises ConfigError when more than that is damaged."""
 
     @abstractmethod
-    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
-        """Adds a record to the file; returns how far the position has advanced. item: whose media a
-        format may store."""
+    def append(self, file: GrowingPart, record: Record, media: OpenMedia) -> int:
+        """Adds a record to the file; returns how far the position has advanced. media: opens the
+        first media of the item, which a format may store; raises LeftOutError."""
 
     @abstractmethod
-    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
-        """Makes a complete part of the file that grows; returns its name in the folder."""
+    def seal(
+        self,
+        file: IO[bytes],
+        name: str,
+        new: Callable[[], IO[bytes]],
+        configurations: str | None,
+    ) -> bool:
+        """Completes the file that grows, which is open for reading and writing: adds what ends it
+        and returns False, or writes the part to the file that `new` makes and returns True. name:
+        of the file that grows. When it raises, that file has the records still."""
 
     @abstractmethod
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
 
 from mmdeploy_llm.data.records.files import Folder
-from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.growing import GrowingPart
+from mmdeploy_llm.data.records.media import OpenMedia
 from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.rows.rows import BadItem
 
 from .formats import Drops, Limits, PartFormat, PartReader, first_positions
 from .recognise import save_foreign
@@ -70,22 +69,28 @@ class LineParts(PartFormat):
         """Opens a part or a journal."""
         return LineReader(file, name)
 
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+    def begin(self, file: GrowingPart, name: str, configurations: str | None) -> int:
         """Cuts off a torn last line; returns the number of lines."""
         ends = list(line_ends(file.file))
         save_foreign(file, ends[-1] if ends else 0)
         file.keep(ends)
         return len(file)
 
-    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
+    def append(self, file: GrowingPart, record: Record, media: OpenMedia) -> int:
         """Adds a line."""
         file.write(record.to_json().encode() + b"\n")
         file.commit()
         return 1
 
-    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
-        """Returns the journal itself: it is a part."""
-        return name
+    def seal(
+        self,
+        file: IO[bytes],
+        name: str,
+        new: Callable[[], IO[bytes]],
+        configurations: str | None,
+    ) -> bool:
+        """Returns False: the journal itself is a part."""
+        return False
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies the other lines."""

@@ -35,25 +35,6 @@ FORMATS = (
         factory=f"{HERE}.parquet:ParquetParts",
         options=("part_items",),
     ),
-    OutputSinkSpec(
-        name="webdataset",
-        suffixes=(".tar",),
-        factory=f"{HERE}.tars:TarParts",
-        options=("part_items", "media_root"),
-    ),
-    OutputSinkSpec(
-        name="npy",
-        suffixes=(".npy",),
-        factory=f"{HERE}.npy:NpyParts",
-        holds=("vectors",),
-        options=("part_items",),
-    ),
-    OutputSinkSpec(
-        name="lance",
-        suffixes=(".lance",),
-        factory=f"{HERE}.lance_store:LanceStore",
-        holds=("vectors",),
-    ),
 )
 
 

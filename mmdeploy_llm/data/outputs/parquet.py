@@ -11,10 +11,8 @@ number. Vectors have a column of their own, see arrow_vectors.py.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from io import BufferedReader
 from types import ModuleType
 from typing import IO, Any
 
@@ -28,7 +26,6 @@ from mmdeploy_llm.data.records.arrow_vectors import (
 )
 from mmdeploy_llm.data.records.columns import Columns, Kind, Origin, fitted, restored
 from mmdeploy_llm.data.records.declared import JSON
-from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.data.records.record import EXACT, FIELDS, Record
 from mmdeploy_llm.errors import ConfigError
@@ -40,7 +37,7 @@ from .formats import (
     damaged,
     first_positions,
 )
-from .lines import LineParts, LineReader, new_file
+from .lines import LineParts, LineReader
 from .scan import Entry, whole_lines
 
 GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
@@ -82,27 +79,24 @@ class ParquetParts(LineParts):
             return LineReader(file, name)
         return ParquetReader(self._opened(file, name), file, name)
 
-    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+    def seal(
+        self,
+        file: IO[bytes],
+        name: str,
+        new: Callable[[], IO[bytes]],
+        configurations: str | None,
+    ) -> bool:
         """Writes the journal as a part."""
-        partial = f"{name}.partial"
-        try:
-            with BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal:
-                for line in whole_lines(journal):
-                    values = json.loads(line)
-                    self._columns.add(values)
-                    self._widen_vectors(Vector.from_json(values.get(EMBEDDING)))
-            with (
-                BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
-                new_file(folder, partial) as file,
-                self._writer(file, configurations) as writer,
-            ):
-                for rows in _groups(journal, self._columns):
-                    writer.write_table(self._table(rows), row_group_size=len(rows))
-        except OSError:
-            folder.remove(partial)  # a disk that is full
-            raise
+        for line in whole_lines(file):
+            values = json.loads(line)
+            self._columns.add(values)
+            self._widen_vectors(Vector.from_json(values.get(EMBEDDING)))
+        file.seek(0)
+        with new() as out, self._writer(out, configurations) as writer:
+            for rows in _groups(file, self._columns):
+                writer.write_table(self._table(rows), row_group_size=len(rows))
         self._sealed[name] = self._facts()
-        return partial
+        return True
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies the other rows, group by group."""

@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from io import BufferedReader
+from io import BufferedRandom, BufferedReader, BufferedWriter
 
 from mmdeploy_llm.data.records.files import Folder, OutputLostError, OutputWriteError
 from mmdeploy_llm.data.records.growing import GrowingFile
 from mmdeploy_llm.data.records.item import Item
+from mmdeploy_llm.data.records.media import first_media
 from mmdeploy_llm.data.records.outcome import NOTHING
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.rows import BadItem
@@ -73,7 +74,7 @@ class PartsWriter(CountingWriter):
         """Adds a record to the part that grows."""
         file, position = self._open_part(), self._position
         with self._writing():
-            self._position += self._sink.form.append(file, record, item)
+            self._position += self._sink.form.append(file, record, partial(first_media, item))
         self._num_items += 1
         return self._number << PART_BITS | position
 
@@ -170,7 +171,7 @@ class PartsWriter(CountingWriter):
         part = sink.part_name(self._number)
         self._file.check_content()
         with self._writing():
-            complete = sink.form.seal(self._folder, name, self._configurations())
+            complete = self._completed(name)
             if complete != name:
                 self._file.check_content()  # again, now that it was read
             self._parts[part] = sink.shelf.take(self._folder, complete, part)
@@ -178,6 +179,21 @@ class PartsWriter(CountingWriter):
         self._file = None
         self._folder.remove(name)
         self._number += 1
+
+    def _completed(self, name: str) -> str:
+        """Has the format complete the file that grows; returns the name of the part."""
+        made = f"{name}.partial"
+
+        def new() -> BufferedWriter:
+            return BufferedWriter(new_file(self._folder, made))
+
+        try:
+            with BufferedRandom(self._folder.open_file(name, os.O_RDWR)) as file:
+                is_new = self._sink.form.seal(file, name, new, self._configurations())
+        except BaseException:
+            self._folder.remove(made)  # a disk that is full
+            raise
+        return made if is_new else name
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -248,7 +264,7 @@ class PartsWriter(CountingWriter):
         is_open = name not in sink.parts().values()
         source, copy = sink.open_name(number), f".{name}.partial"
         with (
-            new_file(self._folder, copy) as out,
+            BufferedWriter(new_file(self._folder, copy)) as out,
             self._opened(source) if is_open else sink.shelf.open(name) as file,
         ):
             is_any = sink.form.copy_without(file, drops, out, is_open=is_open)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -19,11 +19,10 @@ from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.shelves import LocalShelf, RemoteShelf, Shelf
 from mmdeploy_llm.data.records.state import RunState
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import OutputSinkSpec
+from mmdeploy_llm.hooks import KindTable
 
 from .base import OutputPlace, Sink
 from .formats import PartFormat, PartReader
-from .own_formats import FORMATS
 from .recognise import foreign
 from .scan import (
     PART_BITS,
@@ -71,7 +70,7 @@ class Parts(Sink):
                 f"{self.place.provided.spec.name} is a folder of parts; remove the file or name "
                 "another --output"
             )
-        known = part_formats(FORMATS)
+        known = self.place.part_suffixes
         for name in self.shelf.states():
             found = PART_NAME.fullmatch(name)
             if found and found[2] in known and found[2] != self.suffix:
@@ -250,8 +249,9 @@ class Parts(Sink):
                 yield text
 
 
-def part_formats(specs: Iterable[OutputSinkSpec]) -> dict[str, str]:
+def part_formats(kinds: KindTable) -> dict[str, str]:
     """Returns the names of the formats of parts, by the suffix of a part; of several the first."""
+    specs = (own.spec for own in kinds.output_formats)
     found = [(own.suffixes[0], own.name) for own in specs if PART_ITEMS in own.options]
     return dict(reversed(found))
 

@@ -7,7 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from mmdeploy_llm.data.records.files import open_regular
-from mmdeploy_llm.data.records.growing import GrowingFile
+from mmdeploy_llm.data.records.growing import GrowingPart
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable import files
@@ -49,7 +49,7 @@ def check_overwritten(path: Path) -> None:
         raise ConfigError(foreign(path))
 
 
-def save_foreign(file: GrowingFile, end: int) -> None:
+def save_foreign(file: GrowingPart, end: int) -> None:
     """Copies what follows the last whole record to a file of its own, unless it is a torn one."""
     if not is_torn(files.read_at(file.file.fileno(), REST_BYTES, end)):
         file.set_aside(end)

@@ -1,4 +1,5 @@
-"""GrowingFile: a file that one run extends, record by record, and what it has written to it."""
+"""GrowingFile: a file that one run extends, record by record, and what it has written to it;
+GrowingPart: what formats of parts see of it."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 from zlib import crc32
 
 from mmdeploy_llm.system.portable import files
@@ -21,6 +23,37 @@ from .files import OutputLostError, path_of, write_all
 logger = logging.getLogger(__name__)
 
 COPY_BYTES = 2**20
+
+
+class GrowingPart(Protocol):
+    """The file of a part that grows by pieces, a record each. file: open for reading and writing,
+    unbuffered; it is written by the methods only."""
+
+    @property
+    def file(self) -> FileIO:
+        """See the class."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole pieces."""
+
+    def __len__(self) -> int:
+        """Returns the number of whole pieces."""
+
+    def keep(self, ends: Iterable[int]) -> None:
+        """Takes what is in the file as pieces that end at these places, and cuts off the rest."""
+
+    def set_aside(self, begin: int) -> None:
+        """Copies what follows a place, and is of somebody else, to a new file beside this one."""
+
+    def write(self, data: bytes) -> None:
+        """Adds bytes to the current piece."""
+
+    def commit(self) -> int:
+        """Ends the current piece; returns the size of all pieces."""
+
+    def roll_back(self) -> None:
+        """Removes the current piece."""
 
 
 class GrowingFile(Closing):

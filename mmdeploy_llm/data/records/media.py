@@ -6,8 +6,8 @@ import base64
 import binascii
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, Any
@@ -36,6 +36,9 @@ class Blob:
     file: IO[bytes]
     size: int
     suffix: str
+
+
+OpenMedia = Callable[[], AbstractContextManager[Blob | None]]
 
 
 @contextmanager

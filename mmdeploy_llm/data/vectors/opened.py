@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from io import BufferedReader
@@ -13,8 +13,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
 from mmdeploy_llm.data.outputs.base import Readable
-from mmdeploy_llm.data.outputs.npy import read_head
+from mmdeploy_llm.data.outputs.formats import PartFormat
 from mmdeploy_llm.data.outputs.opening.choose import has_parts, is_remote, known_format
 from mmdeploy_llm.data.outputs.opening.merged import OnePart, missing_shards, open_existing
 from mmdeploy_llm.data.outputs.part_writer import PartsSink
@@ -22,13 +23,14 @@ from mmdeploy_llm.data.outputs.parts import PART_NAME
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import open_regular
 from mmdeploy_llm.data.records.ids import IdSet
+from mmdeploy_llm.data.records.npy_head import read_npy_head
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.state import RunState
-from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS, natural_key
+from mmdeploy_llm.data.rows.names import natural_key
 from mmdeploy_llm.errors import ConfigError
 
 from .block import Block
-from .parts import ArrayPart, NpyPart, Opened, ParquetPart, Part, RecordsPart, check_file
+from .parts import ArrayPart, Opened, OutputArrayPart, ParquetPart, Part, RecordsPart, check_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,10 +38,6 @@ if TYPE_CHECKING:
     from mmdeploy_llm.hooks import KindTable
 
 TABLES = (".parquet", ".pq")
-PARTS: Mapping[str, Callable[[Opened, str], Part]] = {
-    **dict.fromkeys(TABLES, partial(ParquetPart, is_output=True)),
-    ".npy": NpyPart,
-}
 MAX_NAMED = 5
 
 
@@ -52,15 +50,17 @@ class Vectors:
     """
 
     def __init__(
-        self, names: Sequence[str], column: str | None = None, kinds: KindTable = BUILT_IN_KINDS
+        self, names: Sequence[str], column: str | None = None, kinds: KindTable | None = None
     ) -> None:
         """names: of files and folders. column: of tables that are no outputs. kinds: has the
-        formats of plugins. Raises ConfigError for what holds no vectors."""
+        formats; None: those of all installed plugins. Raises ConfigError for what holds no
+        vectors."""
         self.configurations: dict[str, Any] = {}
         self.roots: tuple[str, ...] = ()
         self._states: list[tuple[str, RunState, int]] = []
         self._parts: list[Part] = []
         self.name = ", ".join(names)
+        kinds = installed_kinds() if kinds is None else kinds
         for name in dict.fromkeys(names):
             self._open(name, column, kinds)
         counts = [part.num_items for part in self._parts]
@@ -196,7 +196,7 @@ def _foreign(path: Path, column: str | None) -> list[Part]:
     if suffix == ".npy":
         check_file(path)
         with path.open("rb") as file:
-            head = read_head(file, str(path))
+            head = read_npy_head(file, str(path))
             file.seek(head.end)
             is_ours = file.read(1) == b"\n"  # the digest and the records
         return [] if is_ours else [ArrayPart(path)]
@@ -211,9 +211,9 @@ def _parts_of(output: Readable) -> list[Part]:
     """Returns the parts of an output of `embed`."""
     if isinstance(output, OnePart):
         path = Path(output.name)
-        made = PARTS.get(path.suffix.lower())
+        made = _maker(output.form, path.suffix.lower())
         return [RecordsPart(output) if made is None else made(partial(_regular, path), str(path))]
-    made = PARTS.get(output.suffix) if isinstance(output, PartsSink) else None
+    made = _maker(output.form, output.suffix) if isinstance(output, PartsSink) else None
     if made is None or not isinstance(output, PartsSink):
         return [RecordsPart(output)]
     found = [
@@ -221,3 +221,10 @@ def _parts_of(output: Readable) -> list[Part]:
         for name in output.parts().values()
     ]
     return [*found, RecordsPart(output, output.growing_entries)]
+
+
+def _maker(form: PartFormat, suffix: str) -> Callable[[Opened, str], Part] | None:
+    """Returns what reads whole parts of a format; None where records are read one by one."""
+    if form.has_arrays:
+        return partial(OutputArrayPart, form=form)
+    return partial(ParquetPart, is_output=True) if suffix in TABLES else None

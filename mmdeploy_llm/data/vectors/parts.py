@@ -12,15 +12,16 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
 from mmdeploy_llm.data.outputs.base import Readable
-from mmdeploy_llm.data.outputs.npy import NpyReader, read_head
+from mmdeploy_llm.data.outputs.formats import ArrayReader, PartFormat
 from mmdeploy_llm.data.outputs.parquet import ALWAYS, ParquetReader, libraries
 from mmdeploy_llm.data.outputs.scan import Entry
 from mmdeploy_llm.data.records.arrow_vectors import EMBEDDING, kind_in, matrix_of, vectors_in
+from mmdeploy_llm.data.records.npy_head import read_npy_head
 from mmdeploy_llm.data.records.record import Record, key_of
 from mmdeploy_llm.errors import ConfigError
 
@@ -174,7 +175,7 @@ class ArrayPart:
     def __init__(self, path: Path) -> None:
         self._path = path
         with path.open("rb") as file:
-            self._head = head = read_head(file, str(path))
+            self._head = head = read_npy_head(file, str(path))
         if len(head.shape) not in (2, 3) or head.dtype.name not in NUMBERS:
             raise ConfigError(
                 f"{str(path)!r} has an array of {head.dtype.name} {list(head.shape)}; vectors are "
@@ -233,11 +234,11 @@ class ArrayPart:
         return ids
 
 
-class NpyPart:
-    """A part of an output in the format npy."""
+class OutputArrayPart:
+    """A part of an output whose vectors are one array. form: its format, which has_arrays."""
 
-    def __init__(self, opened: Opened, name: str) -> None:
-        self._opened, self._name = opened, name
+    def __init__(self, opened: Opened, name: str, form: PartFormat) -> None:
+        self._opened, self._name, self._form = opened, name, form
         with self._reader() as reader:
             own = reader.places()
         self.num_items = len(own)
@@ -275,9 +276,14 @@ class NpyPart:
             return [reader.at(number) for number in numbers]
 
     @contextmanager
-    def _reader(self) -> Iterator[NpyReader]:
+    def _reader(self) -> Iterator[ArrayReader]:
         with self._opened() as file:
-            yield NpyReader(file, self._name)
+            yield array_reader(self._form, file, self._name)
+
+
+def array_reader(form: PartFormat, file: IO[bytes], name: str) -> ArrayReader:
+    """Opens a complete part of a format that has_arrays."""
+    return cast(ArrayReader, form.reader(file, name, is_open=False))
 
 
 class RecordsPart:

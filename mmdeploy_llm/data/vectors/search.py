@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.values.text.progress_bars import UseTqdm, open_bar
 
 from . import TOP_K
@@ -54,11 +55,13 @@ class Found:
         return {name: value for name, value in found.items() if value not in (None, [], {})}
 
 
-def open_vectors(names: Names, column: str | None = None, kinds: Any = None) -> Vectors:
-    """Opens files of vectors: outputs of `embed`, other tables and arrays. Raises ConfigError."""
+def open_vectors(
+    names: Names, column: str | None = None, kinds: KindTable | None = None
+) -> Vectors:
+    """Opens files of vectors: outputs of `embed`, other tables and arrays. kinds: see Vectors.
+    Raises ConfigError."""
     several = [names] if isinstance(names, (str, os.PathLike)) else names
-    options = {} if kinds is None else {"kinds": kinds}
-    return Vectors([os.fspath(name) for name in several], column, **options)
+    return Vectors([os.fspath(name) for name in several], column, kinds)
 
 
 def search(

@@ -8,18 +8,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.data.outputs.npy import NpyReader
 from mmdeploy_llm.data.outputs.part_writer import PartsSink
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.shelves import LocalShelf
+
+from .parts import array_reader
 
 IDS = "ids.jsonl"
 
 
 def finish(sink: Any) -> list[str]:
-    """Writes NAME.npy/ids.jsonl, a line for each record in the order of the parts, where the output
-    is one of arrays in a folder here. Returns what is told of it."""
-    if not (isinstance(sink, PartsSink) and sink.suffix == ".npy"):
+    """Writes ids.jsonl beside the parts, a line for each record in their order, where the output is
+    one of arrays in a folder here. Returns what is told of it."""
+    if not (isinstance(sink, PartsSink) and sink.form.has_arrays):
         return []
     if not isinstance(sink.shelf, LocalShelf) or not sink.exists():
         return []
@@ -30,7 +31,7 @@ def finish(sink: Any) -> list[str]:
 
 def _lines(sink: PartsSink) -> Iterator[bytes]:
     for name in sink.parts().values():
-        with closing(NpyReader(sink.shelf.open(name), name)) as reader:
+        with closing(array_reader(sink.form, sink.shelf.open(name), name)) as reader:
             for number, place in enumerate(reader.places()):
                 record = reader.at(number)
                 values: dict[str, Any] = {"id": record.id, "part": name}

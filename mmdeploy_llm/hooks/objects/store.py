@@ -28,9 +28,10 @@ class OutputSinkSpec:
         of a file or a folder on this machine. With writable=True it makes what is missing, and cuts
         off the record that a killed process was writing. With writable=False it changes nothing,
         passes over such a record, and raises an exception for what is no output of this format.
-        For formats that do more, such as those of this package: a PartFormat of
-        mmdeploy_llm.data.outputs, called with the most items of a part, or what returns a Sink of
-        it, called with an OutputPlace. These classes may change with each version.
+        A format of parts is a class that derives from PartFormat of
+        mmdeploy_llm.data.outputs.public, called with the most items of a part or None. Other
+        factories return a Sink of mmdeploy_llm.data.outputs.base, which may change with each
+        version.
     holds: what its records may have, of OUTPUT_CONTENTS.
     options: those of OUTPUT_OPTIONS that have an effect on it. part_items: its outputs are folders
         of parts, or URLs. media_root: it stores pictures beside the answers.

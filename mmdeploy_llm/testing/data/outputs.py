@@ -100,20 +100,21 @@ class OutputSubject:
     spec: OutputSinkSpec
     file: Path | None = None
 
-    def place(self, path: Path) -> OutputPlace:
+    def place(self, path: Path, part_items: int | None = None) -> OutputPlace:
         """Returns what an output at a path is opened with."""
         name = self.spec.name if self.file is None else self.file.name
         module = self.spec.factory.partition(":")[0]
         origin = PluginOrigin(name=name, module=module, file=self.file)
-        return OutputPlace(name=str(path), provided=Provided(spec=self.spec, origin=origin))
+        provided = Provided(spec=self.spec, origin=origin)
+        return OutputPlace(name=str(path), provided=provided, part_items=part_items)
 
     @contextmanager
-    def output(self) -> Iterator[tuple[Path, Sink]]:
+    def output(self, part_items: int | None = None) -> Iterator[tuple[Path, Sink]]:
         """Yields an output that is not there yet, with its path."""
         with TemporaryDirectory() as folder:
             path = Path(folder).resolve() / f"out{self.spec.suffixes[0]}"
             with attributed("opening an output", "see `factory` of OutputSinkSpec"):
-                sink = opened(self.place(path))
+                sink = opened(self.place(path, part_items))
             yield path, sink
 
     def apart(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
 from mmdeploy_llm.data.outputs.base import Readable, Sink
-from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs, OpenStored
+from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.data.outputs.sidecars.options import SidecarOptions
 from mmdeploy_llm.data.records.files import Folder
 from mmdeploy_llm.data.records.item import Item
-from mmdeploy_llm.data.records.media import Blob, LeftOutError, first_media
+from mmdeploy_llm.data.records.media import Blob, LeftOutError, OpenMedia, first_media
 from mmdeploy_llm.data.records.outcome import OUTCOMES
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.rows.names import is_url
@@ -94,7 +94,7 @@ class Exported:
     record: Record
     number: int
     media_root: str = ""
-    stored: OpenStored = nullcontext
+    stored: OpenMedia = nullcontext
 
     @property
     def path(self) -> str | None:

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
 
+from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
 from mmdeploy_llm.data.outputs.csv_table import CsvSink, CsvTable
-from mmdeploy_llm.data.outputs.opening.choose import known_format, open_sink, tell_who_writes
+from mmdeploy_llm.data.outputs.opening.choose import (
+    check_left_out,
+    known_format,
+    open_sink,
+    tell_who_writes,
+)
 from mmdeploy_llm.data.outputs.scan import Kept
 from mmdeploy_llm.data.records.state import RunState
-from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
@@ -143,14 +148,14 @@ def export_records(
     return export.summary(chosen.name)
 
 
-def format_of(
-    output: str, form: str | None = None, kinds: KindTable = BUILT_IN_KINDS
-) -> ExportFormat:
-    """Returns the format with this name, or that of the name of an output; kinds: has those of
-    plugins. Raises ConfigError."""
+def format_of(output: str, form: str | None = None, kinds: KindTable | None = None) -> ExportFormat:
+    """Returns the format with this name, or that of the name of an output. kinds: has those of
+    outputs; None: those of all installed plugins. Raises ConfigError."""
+    kinds = installed_kinds() if kinds is None else kinds
     named = _named(kinds)
     if form is not None:
         if form not in named:
+            check_left_out(output, form)
             raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
         return named[form]
     own = f"/{output.rstrip('/').lower()}"
@@ -160,6 +165,7 @@ def format_of(
         return named[endings[ending]]
     found = known_format(output, None, kinds)
     if found is None:
+        check_left_out(output, None)
         raise ConfigError(
             f"the name {output!r} says no format: end it in one of "
             f"{' '.join((*kinds.outputs, *endings))}, or give --format {' | '.join(named)}"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
 from mmdeploy_llm.data.outputs.base import OutputPlace, Sink
 from mmdeploy_llm.data.outputs.formats import PartFormat
 from mmdeploy_llm.data.outputs.part_writer import PartsSink
-from mmdeploy_llm.data.outputs.parts import PART_ITEMS
-from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
+from mmdeploy_llm.data.outputs.parts import PART_ITEMS, part_formats
 from mmdeploy_llm.errors import ConfigError, PluginContractError
 from mmdeploy_llm.hooks import KindTable, OutputSinkSpec, RecordStore
+from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.factories import resolve
 from mmdeploy_llm.hooks.files import load_named
 from mmdeploy_llm.hooks.records import Provided, describe
@@ -34,7 +35,7 @@ def open_sink(
     *,
     part_items: int | None = None,
     journal: str | os.PathLike[str] | None = None,
-    kinds: KindTable = BUILT_IN_KINDS,
+    kinds: KindTable | None = None,
 ) -> Sink:
     """Returns the sink of an output; changes nothing.
 
@@ -43,7 +44,7 @@ def open_sink(
     form: the name of a format; None decides by the suffix of the name.
     part_items: most items of a part; None is the format's own number.
     journal: folder for the part that grows when the output is a URL; see `journal_of`.
-    kinds: has the formats, those of plugins too.
+    kinds: has the formats; None: those of all installed plugins.
 
     Raises ConfigError for an unknown format, an option that does not fit, and a missing library;
     PluginError when what writes the format cannot be imported.
@@ -51,22 +52,15 @@ def open_sink(
     if isinstance(output, Sink):
         return output
     name = os.fspath(output)
+    kinds = installed_kinds() if kinds is None else kinds
     found = format_of(name, form, kinds)
     if form is None:
         tell_who_writes(name, found, kinds)
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
-    own = f"the format {found.spec.name}" + (
-        "" if found.origin.is_builtin else f" of {found.origin}"
-    )
     if not has_parts(found):
-        if is_remote(name):
-            raise ConfigError(
-                f"{own} is written on this machine; give a path, or a URL that ends in .parquet"
-            )
-        if part_items is not None or journal is not None:
-            option = "journal" if part_items is None else PART_ITEMS
-            raise ConfigError(f"{option} has no effect on {own}; leave it out")
+        option = None if journal is None else "journal"
+        _check_whole(name, found, option if part_items is None else PART_ITEMS)
     folder = None
     if is_remote(name):
         folder = Path(journal_of(name) if journal is None else journal)
@@ -74,7 +68,28 @@ def open_sink(
         raise ConfigError(
             "journal is for an output at a URL; one on this machine has its own beside its parts"
         )
-    return opened(OutputPlace(name=name, provided=found, part_items=part_items, journal=folder))
+    return opened(
+        OutputPlace(
+            name=name,
+            provided=found,
+            part_items=part_items,
+            journal=folder,
+            part_suffixes=part_formats(kinds),
+        )
+    )
+
+
+def _check_whole(name: str, found: Format, option: str | None) -> None:
+    """Raises ConfigError for a URL, and an option of parts, of an output that has none."""
+    own = f"the format {found.spec.name}" + (
+        "" if found.origin.is_builtin else f" of {found.origin}"
+    )
+    if is_remote(name):
+        raise ConfigError(
+            f"{own} is written on this machine; give a path, or a URL that ends in .parquet"
+        )
+    if option is not None:
+        raise ConfigError(f"{option} has no effect on {own}; leave it out")
 
 
 def opened(place: OutputPlace) -> Sink:
@@ -90,7 +105,7 @@ def opened(place: OutputPlace) -> Sink:
     if not isinstance(sink, Sink):
         raise PluginContractError(
             f"{found.origin}: {found.spec.factory}, the factory of {describe(found.spec)}, must be "
-            "a class that derives from RecordStore"
+            "a class that derives from RecordStore or PartFormat"
         )
     return sink
 
@@ -146,11 +161,13 @@ def tell_who_writes(name: str, found: Format, kinds: KindTable) -> None:
         )
 
 
-def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> Format:
+def format_of(name: str, form: str | None, kinds: KindTable) -> Format:
     """Returns the format of an output. Raises ConfigError for a suffix of no format, unless the
     format is named, and for one of another format."""
     found = known_format(name, form, kinds)
     formats = ", ".join(dict.fromkeys(own.spec.name for own in kinds.output_formats))
+    if found is None:
+        check_left_out(name, form)
     if found is None and form is not None:
         raise ConfigError(f"the format must be one of {formats}, got {form[:40]!r}")
     suffix = os.path.splitext(name.rstrip("/"))[1].lower()
@@ -165,6 +182,23 @@ def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) ->
     if other is not None:
         raise ConfigError(f"{name!r} ends in {suffix}, which is {other.spec.name}, and not {form}")
     return found
+
+
+def check_left_out(name: str, form: str | None, files: Iterable[str] = ()) -> None:
+    """Raises ConfigError where the format of an output, which is not loaded, is that of a plugin of
+    this package. form: its name, or that of the output tells it, or its files do."""
+    ends = [own.rstrip("/").lower() for own in (name, *files)]
+    for plugin in discover().plugins:
+        if not plugin.is_core:
+            continue
+        for spec in getattr(plugin.entry_point.load(), "provide_output_sinks", tuple)():
+            is_meant = any(own.endswith(spec.suffixes) for own in ends)
+            if spec.name == form or (form is None and is_meant):
+                raise ConfigError(
+                    f"{name!r}: the format {spec.name} is that of {plugin.origin}, which is not "
+                    f"loaded: take {plugin.origin.name!r} out of blocked_plugins "
+                    "(MMDEPLOY_LLM_BLOCKED_PLUGINS), or use another format"
+                )
 
 
 def check_holds(sink: Sink, *, vectors: bool) -> None:

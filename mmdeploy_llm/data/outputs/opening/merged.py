@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
+from mmdeploy_llm.data.files.chosen_kinds import installed_kinds
 from mmdeploy_llm.data.outputs.base import Readable
 from mmdeploy_llm.data.outputs.formats import PartFormat, PartReader
 from mmdeploy_llm.data.outputs.opening.choose import (
+    check_left_out,
     has_parts,
     is_remote,
     known_format,
@@ -27,18 +29,14 @@ from mmdeploy_llm.data.outputs.scan import Entry, RecordIndex
 from mmdeploy_llm.data.records.configuration import ConfigurationFile
 from mmdeploy_llm.data.records.files import open_regular
 from mmdeploy_llm.data.records.ids import IdSet
-from mmdeploy_llm.data.records.media import Blob
+from mmdeploy_llm.data.records.media import Blob, OpenMedia
 from mmdeploy_llm.data.records.record import Record
 from mmdeploy_llm.data.records.shelves import RemoteShelf
 from mmdeploy_llm.data.records.state import RunState
-from mmdeploy_llm.data.rows.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
 RECORDS_AT_ONCE = 5_000  # as many as a row group of Parquet has
-
-
-OpenStored = Callable[[], AbstractContextManager[Blob | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +82,15 @@ class MergedOutputs:
     index: its positions are for `records`. outputs: in the order of the names.
     """
 
-    def __init__(self, names: Sequence[str], kinds: KindTable = BUILT_IN_KINDS) -> None:
-        """Raises ConfigError for what is no output of a batch. kinds: has the formats of
-        plugins."""
+    def __init__(self, names: Sequence[str], kinds: KindTable | None = None) -> None:
+        """Raises ConfigError for what is no output of a batch. kinds: has the formats;
+        None: those of all installed plugins."""
         names, edits = parted(list(dict.fromkeys(names)))
         if not names:
             raise ConfigError(f"{edits[0]!r} has edits; name the output too that they belong to")
         self._edits = Edits(edits)
         self._unnamed = unnamed(names, edits)
+        kinds = installed_kinds() if kinds is None else kinds
         named = [open_existing(name, kinds) for name in names]
         times = [each.modified() for each in named]
         order = sorted(range(len(named)), key=lambda number: times[number] or 0)
@@ -144,7 +143,7 @@ class MergedOutputs:
         first."""
         yield from (record for record, _ in self._ranked(self.index.offsets(most)))
 
-    def stored_records(self) -> Iterator[tuple[Record, OpenStored]]:
+    def stored_records(self) -> Iterator[tuple[Record, OpenMedia]]:
         """Yields the records in the order of the input, each with what opens the media that its
         output holds."""
         for record, rank in self._ranked(self.index.offsets()):
@@ -218,7 +217,7 @@ class OnePart(Readable):
     """A Parquet file or a tar that is a part of an output, alone."""
 
     def __init__(self, path: Path, form: PartFormat) -> None:
-        self._path, self.name, self._form = path, str(path), form
+        self._path, self.name, self.form = path, str(path), form
         self.configurations = ConfigurationFile(
             self.name, path.with_name(f"{path.name}.config.json"), self._embedded
         )
@@ -247,7 +246,7 @@ class OnePart(Readable):
 
     def _reader(self) -> PartReader:
         file = BufferedReader(open_regular(self._path, os.O_RDONLY))
-        return self._form.reader(file, self.name, is_open=False)
+        return self.form.reader(file, self.name, is_open=False)
 
     def _embedded(self) -> Iterator[str]:
         with closing(self._reader()) as reader:
@@ -256,12 +255,13 @@ class OnePart(Readable):
             yield text
 
 
-def open_existing(name: str, kinds: KindTable = BUILT_IN_KINDS) -> Readable:
-    """Opens an output for reading, in the format that its files have. Raises ConfigError when there
-    is none."""
+def open_existing(name: str, kinds: KindTable | None = None) -> Readable:
+    """Opens an output for reading, in the format that its files have. kinds: see MergedOutputs.
+    Raises ConfigError when there is none."""
+    kinds = installed_kinds() if kinds is None else kinds
     path = Path(name)
     if is_remote(name):
-        return _opened_parts(name, RemoteShelf(name).states(), kinds)
+        return _opened_parts(name, [*RemoteShelf(name).states()], kinds)
     if not path.exists():
         raise ConfigError(f"{name!r} does not exist; name outputs of batches")
     found = known_format(name, None, kinds)
@@ -284,6 +284,7 @@ def _check_lines(path: Path, kinds: KindTable) -> None:
     with open_regular(path, os.O_RDONLY) as file:
         begin = file.read(1)
     if begin not in (b"{", b""):
+        check_left_out(str(path), None)
         raise ConfigError(
             f"{str(path)!r} is not a record of a batch, and outputs that end in "
             f"{path.suffix or 'nothing'} are not known ({' '.join(kinds.outputs)}); if a plugin "
@@ -291,10 +292,12 @@ def _check_lines(path: Path, kinds: KindTable) -> None:
         )
 
 
-def _opened_parts(name: str, files: Iterable[str], kinds: KindTable) -> Readable:
+def _opened_parts(name: str, files: Sequence[str], kinds: KindTable) -> Readable:
     """Opens a folder of parts, whose format the names of its files tell."""
-    known = part_formats(own.spec for own in kinds.output_formats)
+    known = part_formats(kinds)
     found = {match[2] for match in map(PART_NAME.fullmatch, files) if match} & known.keys()
+    if not found:
+        check_left_out(name, None, files)
     if len(found) != 1:
         raise ConfigError(
             f"{name!r} is not an output of a batch: it has "

@@ -14,19 +14,19 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from mmdeploy_llm.data.records.arrow_vectors import (
+from mmdeploy_llm.data.outputs.public import (
     EMBEDDING,
+    Vector,
     VectorKind,
     arrays_of,
     column_of,
     field_of,
     kind_in,
 )
-from mmdeploy_llm.data.records.item import Vector
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks.objects.store import RecordStore
+from mmdeploy_llm.hooks import RecordStore
 
 MAX_LINES, MAX_BYTES = 20_000, 64 * 2**20  # of the journal
 MAX_JOURNAL = 8 * MAX_BYTES  # that is read: its last record may be long
@@ -46,12 +46,17 @@ class LanceStore(RecordStore):
         self._dataset = self._opened()
         self._places = self._positions()
         self._next = max(self._places, default=-1) + 1  # the position of the next record
-        self._lines: dict[int, str] = {}  # of the journal, by position
+        self._spots: dict[int, tuple[int, int]] = {}  # of lines of the journal: begin and size
         self._size = 0
         self._file: FileIO | None = None
-        self._read_journal()
-        if writable:
-            self._begin()
+        self._reader: IO[bytes] | None = None  # of the journal that this store knows
+        try:
+            self._read_journal()
+            if writable:
+                self._begin()
+        except BaseException:
+            self._close_journal()
+            raise
 
     def entries(self) -> Iterator[tuple[int, str]]:
         """Yields the records of the dataset, then those of the journal."""
@@ -59,12 +64,13 @@ class LanceStore(RecordStore):
             names = [name for name in COLUMNS if name in self._dataset.schema.names]
             for batch in self._dataset.to_batches(columns=names, batch_size=ROWS_AT_ONCE):
                 yield from _records(batch)
-        yield from self._lines.items()
+        for position in self._spots:
+            yield position, self._line(position)
 
     def get(self, position: int) -> str:
         """Returns one record."""
-        if position in self._lines:
-            return self._lines[position]
+        if position in self._spots:
+            return self._line(position)
         at = self._places.get(position)
         if at is None or self._dataset is None:
             raise LookupError(position)
@@ -84,10 +90,10 @@ class LanceStore(RecordStore):
         except OSError:
             self._file.truncate(self._size)  # else the next line would continue a torn one
             raise
-        self._lines[position] = line
+        self._spots[position] = self._size, len(data)
         self._next = position + 1
         self._size += len(data)
-        if len(self._lines) >= MAX_LINES or self._size >= MAX_BYTES:
+        if len(self._spots) >= MAX_LINES or self._size >= MAX_BYTES:
             self._flush()
         return position
 
@@ -105,11 +111,22 @@ class LanceStore(RecordStore):
 
     def close(self) -> None:
         """Closes the journal, and removes an empty one."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            if not self._lines:
-                self._journal_path.unlink(missing_ok=True)
+        self._close_journal()
+        if self._writable and not self._spots:
+            self._journal_path.unlink(missing_ok=True)
+
+    def _close_journal(self) -> None:
+        for file in (self._file, self._reader):
+            if file is not None:
+                file.close()
+        self._file = self._reader = None
+
+    def _line(self, position: int) -> str:
+        """Returns a line of the journal."""
+        assert self._reader is not None, "lines are known"
+        begin, size = self._spots[position]
+        self._reader.seek(begin)
+        return self._reader.read(size).partition(b"\t")[2].decode().removesuffix("\n")
 
     def _opened(self) -> Any:
         """Returns the dataset, None where there is none yet."""
@@ -145,10 +162,12 @@ class LanceStore(RecordStore):
             return
         if not path.is_file() or path.stat().st_size > MAX_JOURNAL:
             raise self._no_journal("no file, or one of more than 512 MiB")
-        *lines, _ = path.read_bytes().split(b"\n")
-        first = self._next
-        for index, line in enumerate(lines, 1):
-            number, _, text = line.partition(b"\t")
+        self._reader = path.open("rb")
+        first, end = self._next, 0
+        for index, line in enumerate(self._reader, 1):
+            if not line.endswith(b"\n"):
+                break
+            number, _, text = line[:-1].partition(b"\t")
             try:
                 position, record = int(number), text.decode()
                 is_void = 0 <= position < first  # the dataset has it
@@ -158,8 +177,9 @@ class LanceStore(RecordStore):
             if not is_record:
                 raise self._no_journal(f"line {index} is no position with a record")
             if not is_void:
-                self._lines[position] = record
-        self._next = max(self._lines, default=first - 1) + 1
+                self._spots[position] = end, len(line)
+            end += len(line)
+        self._next = max(self._spots, default=first - 1) + 1
 
     def _no_journal(self, found: str) -> ConfigError:
         return ConfigError(
@@ -168,21 +188,28 @@ class LanceStore(RecordStore):
         )
 
     def _begin(self) -> None:
-        """Opens the journal, without lines that are void or torn."""
-        data = b"".join(f"{at}\t{line}\n".encode() for at, line in self._lines.items())
+        """Begins a new journal, without lines that are void or torn. Who reads the old one keeps
+        it."""
         partial = self._journal_path.with_name(f"{self._journal_path.name}.partial")
         partial.unlink(missing_ok=True)
+        spots, size = {}, 0
         with partial.open("xb") as file:  # never through a link
-            file.write(data)
+            for position in self._spots:
+                data = f"{position}\t{self._line(position)}\n".encode()
+                file.write(data)
+                spots[position] = size, len(data)
+                size += len(data)
+        self._close_journal()
         os.replace(partial, self._journal_path)
-        self._size = len(data)
+        self._spots, self._size = spots, size
         self._file = self._journal_path.open("ab", buffering=0)
+        self._reader = self._journal_path.open("rb")
 
     def _flush(self) -> None:
         """Adds the journal to the dataset; writes it whole where its vectors are of a new kind."""
-        if not self._lines:
+        if not self._spots:
             return
-        rows = list(self._lines.items())
+        rows = [(position, self._line(position)) for position in self._spots]
         kind = _kind_of(rows)
         known = self._kind()
         if self._dataset is not None and kind is not None and kind.widened(known) != known:
@@ -191,11 +218,9 @@ class LanceStore(RecordStore):
         else:
             kind = known if self._dataset is not None else kind
             self._write(rows, kind, "create" if self._dataset is None else "append")
-        self._lines.clear()
+        self._spots.clear()
         self._renew()
-        assert self._file is not None, "the store is written to"
-        self._file.truncate(0)
-        self._size = 0
+        self._begin()
 
     def _kind(self) -> VectorKind | None:
         schema = None if self._dataset is None else self._dataset.schema
@@ -226,10 +251,11 @@ class LanceStore(RecordStore):
 
 def _records(batch: Any) -> Iterator[tuple[int, str]]:
     """Yields positions and lines of the rows of a batch."""
-    positions, texts = batch.column("position").to_pylist(), batch.column("record").to_pylist()
+    positions, texts = batch.column("position"), batch.column("record")
     has_vectors = EMBEDDING in batch.schema.names
     vectors = arrays_of(batch.column(EMBEDDING)) if has_vectors else [None] * len(texts)
-    for position, text, own in zip(positions, texts, vectors, strict=True):
+    for at, own in enumerate(vectors):
+        position, text = positions[at].as_py(), texts[at].as_py()
         if own is None:
             yield position, text
             continue

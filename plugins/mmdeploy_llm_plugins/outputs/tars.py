@@ -18,22 +18,25 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import IO, Any
 
-from mmdeploy_llm.data.records.files import Folder, write_all
-from mmdeploy_llm.data.records.growing import GrowingFile
-from mmdeploy_llm.data.records.item import Item
-from mmdeploy_llm.data.records.media import Blob, LeftOutError, first_media
-from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.data.rows.rows import BadItem
-
-from .formats import Drops, Limits, PartFormat, damaged
-from .scan import Entry
+from mmdeploy_llm.data.outputs.public import (
+    Blob,
+    Drops,
+    Entry,
+    GrowingPart,
+    LeftOutError,
+    Limits,
+    OpenMedia,
+    PartFormat,
+    Record,
+    damaged,
+)
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
 BLOCK, END = tarfile.BLOCKSIZE, bytes(2 * tarfile.BLOCKSIZE)
@@ -72,7 +75,7 @@ class TarParts(PartFormat):
         """Opens a tar."""
         return TarReader(file, name, is_open=is_open)
 
-    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
+    def begin(self, file: GrowingPart, name: str, configurations: str | None) -> int:
         """Cuts off a torn sample, and the end of a tar that was about to be complete; adds the
         configurations. Returns the size."""
         with open(file.file.fileno(), "rb", closefd=False) as content:
@@ -86,14 +89,14 @@ class TarParts(PartFormat):
             file.commit()
         return file.size
 
-    def append(self, file: GrowingFile, record: Record, item: Item | BadItem | None) -> int:
+    def append(self, file: GrowingPart, record: Record, media: OpenMedia) -> int:
         """Adds a sample."""
         begin = file.size
         key = self._free(record)
         sample: dict[str, Any] = {"key": key, "media": None, "left_out": None}
         if record.is_ok:
             try:
-                with first_media(item) as blob:
+                with media() as blob:
                     if blob is not None:
                         sample["media"] = f"{key}.{blob.suffix}"
                         _add_blob(file, sample["media"], blob)
@@ -138,12 +141,17 @@ class TarParts(PartFormat):
             key = f"{first}-{number}"
         return key
 
-    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+    def seal(
+        self,
+        file: IO[bytes],
+        name: str,
+        new: Callable[[], IO[bytes]],
+        configurations: str | None,
+    ) -> bool:
         """Ends the tar, which becomes the part itself."""
-        with folder.open_file(name, os.O_RDWR) as file:
-            size = file.seek(0, os.SEEK_END)
-            write_all(file, END + bytes(-(size + len(END)) % tarfile.RECORDSIZE))
-        return name
+        size = file.seek(0, os.SEEK_END)
+        file.write(END + bytes(-(size + len(END)) % tarfile.RECORDSIZE))
+        return False
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies everything but the dropped samples."""
@@ -326,11 +334,11 @@ def _digest(key: str) -> str:
     return blake2b(key.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-def _add(file: GrowingFile, name: str, data: bytes) -> None:
+def _add(file: GrowingPart, name: str, data: bytes) -> None:
     file.write(_info(name, len(data)) + data + bytes(-len(data) % BLOCK))
 
 
-def _add_blob(file: GrowingFile, name: str, blob: Blob) -> None:
+def _add_blob(file: GrowingPart, name: str, blob: Blob) -> None:
     file.write(_info(name, blob.size))
     left = blob.size
     while left:

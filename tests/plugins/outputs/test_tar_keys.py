@@ -6,13 +6,14 @@ import re
 import tarfile
 
 import pytest
+from mmdeploy_llm_plugins.outputs.tars import key_of_sample
 
 from mmdeploy_llm.data.outputs.opening.choose import open_sink
 from mmdeploy_llm.data.outputs.opening.merged import MergedOutputs
 from mmdeploy_llm.data.outputs.scan import Kept
-from mmdeploy_llm.data.outputs.tars import key_of_sample
 from mmdeploy_llm.data.records.record import ItemError, Record
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import PluginManager
 
 BASE_PLUS_EXT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # webdataset's
 
@@ -71,6 +72,19 @@ def test_a_key_that_readers_would_not_take_is_replaced(own):
     assert key != own.rpartition("/")[2]
 
 
+def test_keys_are_safe_and_differ():
+    names = ["a", "../a", "a/b", "a.b", "a b", "/a/b", "ä", "ö", "\n", "x" * 300, "x" * 301, 7, 77]
+    keys = [key_of_sample(Record(id=name, line=1)) for name in names]
+    assert len(set(keys)) == len(names)
+    for key in keys:
+        assert len(key.encode()) < 150
+        assert not set(key) & set("./ \n")
+    assert keys[6:8] == ["ä", "ö"]
+    assert key_of_sample(Record(id="7")) == key_of_sample(Record(id=7)) == "7"
+    path = Record(id="p/cat.jpg", path="p/cat.jpg")
+    assert key_of_sample(path).startswith("cat-")
+
+
 def test_names_of_files_keep_their_letters():
     for name in ("日本語", "größe", "naïve-café", "👍"):
         key = key_of_sample(Record(id=f"p/{name}.jpg", path=f"p/{name}.jpg"))
@@ -92,16 +106,17 @@ def test_an_output_is_joined_to_its_source_by_key(tmp_path):
 def test_long_and_foreign_names_survive_a_tar_that_is_torn(tmp_path):
     path = tmp_path / "out.tar"
     rows = records("0.tar/" + "日" * 300, "0.tar/" + "本" * 300, "0.tar/x")
-    sink = open_sink(str(path))
+    kinds = PluginManager.load(plugins=["outputs"]).kinds
+    sink = open_sink(str(path), kinds=kinds)
     with sink.writer("new", Kept()) as writer:
         for row in rows:
             writer.write(row, row.line)
     whole = (path / ".open-00000.tar").read_bytes()
-    ends = [entry.end for entry in open_sink(str(path)).entries()]
+    ends = [entry.end for entry in sink.entries()]
     for cut in range(0, len(whole), 512):
         (path / ".open-00000.tar").write_bytes(whole[:cut])
         num_whole = sum(end <= cut for end in ends)
-        found = [entry.record for entry in open_sink(str(path)).entries()]
+        found = [entry.record for entry in open_sink(str(path), kinds=kinds).entries()]
         assert found == rows[:num_whole]
     done = write(path, *rows[2:], mode="resume")
     assert done == rows

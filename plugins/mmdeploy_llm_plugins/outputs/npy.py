@@ -11,87 +11,41 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from io import BufferedReader
 from typing import IO, TYPE_CHECKING, Any
 
-from mmdeploy_llm.data.records.files import Folder
-from mmdeploy_llm.data.records.item import Vector
-from mmdeploy_llm.data.records.record import Record
-from mmdeploy_llm.errors import ConfigError
-
-from .formats import (
+from mmdeploy_llm.data.outputs.public import (
+    ArrayPlace,
     CompletePart,
     Drops,
+    Entry,
+    LineParts,
+    LineReader,
     PartReader,
+    Record,
+    Vector,
     damaged,
     first_positions,
+    read_npy_head,
 )
-from .lines import LineParts, LineReader, new_file
-from .scan import Entry
+from mmdeploy_llm.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 TYPE = "<f4"
-MAX_SHOWN = 200  # characters of a message of numpy
 new_digest = partial(blake2b, digest_size=16)  # of an array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The header of a .npy file. shape: of the array. begin: where it begins, in bytes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    begin: int
-
-    @property
-    def end(self) -> int:
-        """The position after the array."""
-        return self.begin + math.prod(self.shape) * self.dtype.itemsize
-
-
-def read_head(file: IO[bytes], name: str) -> Head:
-    """Reads the header of a .npy file, which stands at its begin. Raises ConfigError for a file
-    that is none, whose array is in Fortran's order or has objects, and for one that is cut off."""
-    from numpy.lib import format as npy
-
-    try:
-        version = npy.read_magic(file)
-        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        if version not in readers:
-            raise ValueError(f"its version of .npy, {version}, is not known")
-        shape, is_fortran, dtype = readers[version](file)
-    except Exception as error:  # numpy reads it as Python's text, and raises whatever that does
-        words = str(error)[:MAX_SHOWN] or type(error).__name__
-        raise ConfigError(f"{name!r} is not a .npy file: {words}") from None
-    if not all(type(own) is int and own >= 0 for own in shape):
-        raise ConfigError(f"{name!r} is not a .npy file: its shape is {str(shape)[:MAX_SHOWN]}")
-    if is_fortran or dtype.hasobject:
-        words = "is stored column by column" if is_fortran else "has Python objects"
-        raise ConfigError(
-            f"{name!r}: its array {words}; save it with numpy.save(name, "
-            "numpy.ascontiguousarray(vectors, 'float32'))"
-        )
-    head = Head(shape=shape, dtype=dtype, begin=file.tell())
-    size = file.seek(0, os.SEEK_END)
-    if size < head.end:
-        raise ConfigError(
-            f"{name!r} is cut off: it has {size} bytes, and its array ends at {head.end}; copy it "
-            "again, or have it written again"
-        )
-    return head
 
 
 class NpyParts(LineParts):
     """Parts that are .npy files; see PartFormat."""
+
+    has_arrays = True
 
     def __init__(self, most_items: int | None) -> None:
         super().__init__(most_items)
@@ -101,19 +55,17 @@ class NpyParts(LineParts):
         """Opens a part or the journal."""
         return LineReader(file, name) if is_open else NpyReader(file, name)
 
-    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+    def seal(
+        self,
+        file: IO[bytes],
+        name: str,
+        new: Callable[[], IO[bytes]],
+        configurations: str | None,
+    ) -> bool:
         """Writes the journal as a part."""
-        partial = f"{name}.partial"
-        try:
-            with (
-                BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
-                new_file(folder, partial) as file,
-            ):
-                self._write(file, LineReader(journal, name), configurations, frozenset())
-        except (ConfigError, OSError):
-            folder.remove(partial)
-            raise
-        return partial
+        with new() as out:
+            self._write(out, LineReader(file, name), configurations, frozenset())
+        return True
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies the other records with their vectors."""
@@ -128,7 +80,7 @@ class NpyParts(LineParts):
         found = []
         for part in parts:
             with part.open() as file:
-                head = read_head(file, part.open_name)
+                head = read_npy_head(file, part.open_name)
             self._size = self._size or head.shape[1]
             found.append((part.number, head.shape[1]))
         return [number for number, size in found if size != (self._size or 0)]
@@ -177,22 +129,12 @@ class NpyParts(LineParts):
         return self._size or 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The rows of a record's vectors in the array. num_rows: 0 where it has none. is_many: whether
-    it has one for each token."""
-
-    row: int = 0
-    num_rows: int = 0
-    is_many: bool = False
-
-
 class NpyReader:
-    """One part; the position of a record is the number of its line."""
+    """One part; see ArrayReader."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file, self._name = file, name
-        head = read_head(file, name)
+        head = read_npy_head(file, name)
         if len(head.shape) != 2 or head.dtype.str != TYPE:
             raise damaged(name, f"its array is {head.dtype.name} {list(head.shape)}")
         self.head = head
@@ -220,7 +162,7 @@ class NpyReader:
         for number in range(len(self._lines)):
             yield Entry(begin=number, end=number + 1, record=self.at(number))
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ArrayPlace]:
         """Returns where the vectors of each record are."""
         found = []
         for number in range(len(self._lines)):
@@ -264,20 +206,20 @@ class NpyReader:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise damaged(self._name, f"line {number + 1} is no record ({error})") from None
 
-    def _record(self, number: int) -> tuple[Record, Place]:
+    def _record(self, number: int) -> tuple[Record, ArrayPlace]:
         """Returns the record of a line without its vectors, and where these are."""
         values = json.loads(self._lines[number])
         place = self._place(values.get("embedding"))
         return Record.from_values({**values, "embedding": None}), place
 
-    def _place(self, own: Any) -> Place:
+    def _place(self, own: Any) -> ArrayPlace:
         if own is None:
-            return Place()
+            return ArrayPlace()
         row, shape = own["row"], own["shape"]
         num_rows = math.prod(shape[:-1])
         if not 0 <= row < row + num_rows <= self.head.shape[0] or shape[-1] != self.head.shape[1]:
             raise ValueError(f"its array has no rows {row} to {row + num_rows}")
-        return Place(row=row, num_rows=num_rows, is_many=len(shape) == 2)
+        return ArrayPlace(row=row, num_rows=num_rows, is_many=len(shape) == 2)
 
 
 def _num_rows(vector: Vector | None) -> int:
