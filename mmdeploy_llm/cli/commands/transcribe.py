@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from mmdeploy_llm.cli.engines import open_llm
 from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.cli.options.groups import with_groups
 from mmdeploy_llm.cli.options.missing import check_media
+from mmdeploy_llm.cli.options.suggested import choose_model
 from mmdeploy_llm.cli.options.transcribing import TranscribeOptions
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def transcribe(
 ) -> None:
     """Transcribe files of speech; write subtitles and texts."""
     check_media(sounds)
+    model = choose_model(ctx, desk.model.model, sounds, "speech", is_demo=None)
+    desk = replace(desk, model=replace(desk.model, model=model))
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.speech.plan import made_by, open_rule, plan
     from mmdeploy_llm.batch.speech.run import Transcriber, Wish, asked_of, detector_of

@@ -50,7 +50,7 @@ class SpeechModelOptions(Group):
 
     title: ClassVar[str] = "Model"
 
-    model: Model
+    model: Model = "shapes-vl"
     computed: Annotated[Given, Rows(EngineFlags, "dtype", "device")]
     engine: Engine = None
     providers: ProviderOptions
