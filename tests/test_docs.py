@@ -15,6 +15,7 @@ from tests.test_architecture import LAYERS
 
 MAP = "mmdeploy_llm/README.md"
 MAX_README_LINES = 140
+MAX_PAGE_LINES = 250  # outside of generated tables
 MAX_CELL_WORDS = 40
 
 
@@ -30,6 +31,13 @@ def site(hooks):
 
 def test_the_front_page_is_short(hooks):
     assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_no_page_is_longer_than_a_reader_scrolls(hooks, site):
+    for origin in site.origins:
+        if origin.startswith(("docs/", "plugins/")) and origin.endswith(".md"):
+            text = hooks.chinese.GENERATED.sub("", (hooks.ROOT / origin).read_text())
+            assert len(text.splitlines()) <= MAX_PAGE_LINES, f"{origin}: split it"
 
 
 def test_the_chart_of_speed_is_that_of_the_results(hooks):

@@ -61,7 +61,8 @@ Examples:
 Without --model and MMDEPLOY_LLM_MODEL, commands ask which model is to work on
 your files, and name some that fit this machine. --demo takes shapes-vl, a tiny
 model inside the package that only knows drawings of coloured shapes, as the
-examples of this project do. A model is a folder or a Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command in detail.
+examples of this project do. A model is a folder or a Hugging Face id.
+`mmdeploy-llm COMMAND --help` explains a command in detail.
 
 \b
 Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
