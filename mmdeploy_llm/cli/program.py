@@ -59,10 +59,9 @@ Examples:
 
 \b
 Without --model and MMDEPLOY_LLM_MODEL, commands ask which model is to work on
-your files, and name some that fit this machine. --demo takes shapes-vl, a tiny
-model inside the package that only knows drawings of coloured shapes, as the
-examples of this project do. A model is a folder or a Hugging Face id.
-`mmdeploy-llm COMMAND --help` explains a command in detail.
+your files, and name some that fit this machine; --demo takes shapes-vl, a tiny
+one inside the package that only knows drawings of coloured shapes. A model is
+a folder or a Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command.
 
 \b
 Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
