@@ -157,9 +157,14 @@ def say_run_of(
 ) -> None:
     """Says what starts, see say_what_runs; an estimate writes no results."""
     places = () if desk.estimate.estimate is not None else filter(None, (output, page))
-    limit = desk.selection.items.get("limit")
-    told = {"purpose": desk.purpose, "is_checked": is_checked, "limit": limit}
-    say_what_runs(desk.model.model, paths, places, **told)
+    say_what_runs(
+        desk.model.model,
+        paths,
+        places,
+        purpose=desk.purpose,
+        is_checked=is_checked,
+        limit=desk.selection.items.get("limit"),
+    )
 
 
 def with_model(ctx: typer.Context, desk: Desk, paths: Iterable[str], *, is_demo: bool) -> Desk:
