@@ -9,12 +9,21 @@ from dataclasses import MISSING, fields
 import pytest
 
 from mmdeploy_llm import EngineConfig, errors
+from mmdeploy_llm.cli.options.suggested import (
+    GB,
+    LACKS,
+    NUM_TOKENS,
+    PROGRAM,
+    WEIGHT,
+    suggestions,
+)
 from mmdeploy_llm.data.records.record import FIELDS
 from mmdeploy_llm.layers import DecoderConfig
 from tests.test_architecture import LAYERS
 
 MAP = "mmdeploy_llm/README.md"
 MAX_README_LINES = 140
+MAX_PAGE_LINES = 250  # outside of generated tables
 MAX_CELL_WORDS = 40
 
 
@@ -30,6 +39,32 @@ def site(hooks):
 
 def test_the_front_page_is_short(hooks):
     assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_the_memory_of_suggested_models_is_told_as_commands_tell_it(hooks):
+    """A row of the page is computed, and README names the same GB."""
+    page = (hooks.ROOT / "docs/which_model.md").read_text()
+    readmes = [(hooks.ROOT / name).read_text() for name in ("README.md", "README.zh.md")]
+    models = [own for purpose in LACKS for own in suggestions(purpose)]
+    for own in models:
+        cache = own.kv_bytes * NUM_TOKENS / GB
+        sizes = [own.billions * size + cache + PROGRAM for size in (WEIGHT, 1.1, 0.6)]
+        cells = [f"{each:.1f}" for each in (own.billions * WEIGHT, cache, *sizes)]
+        row = f"| `{own.name}` | {own.billions:g} B | {' | '.join(cells)} |"
+        assert row in page
+        assert round(sizes[0]) == own.gigabytes
+    for text in readmes:
+        rows = re.findall(r"^\| [^|]+ \| (\d+) GB \| `([\w/.-]+)` \|", text, re.MULTILINE)
+        assert len(rows) == 5
+        known = {own.name: own.gigabytes for own in models}
+        assert {name: int(size) for size, name in rows}.items() <= known.items()
+
+
+def test_no_page_is_longer_than_a_reader_scrolls(hooks, site):
+    for origin in site.origins:
+        if origin.startswith(("docs/", "plugins/")) and origin.endswith(".md"):
+            text = hooks.chinese.GENERATED.sub("", (hooks.ROOT / origin).read_text())
+            assert len(text.splitlines()) <= MAX_PAGE_LINES, f"{origin}: split it"
 
 
 def test_the_chart_of_speed_is_that_of_the_results(hooks):

@@ -128,6 +128,7 @@ class RunArguments(TypedDict, total=False):
             "Add a JSON object to this file for each event. These are started, loaded, progress, "
             "an item without its answer, finished and others.",
             metavar="FILE",
+            is_rare=True,
         ),
     ]
 

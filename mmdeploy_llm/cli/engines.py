@@ -34,21 +34,22 @@ def say_what_runs(
     paths: Iterable[str],
     places: Iterable[str],
     *,
+    purpose: str,
     is_checked: bool,
-    tells_limits: bool = True,
+    limit: int | None = None,
 ) -> None:
     """Says which model starts with how many files, and where the results go: the first line of a
     run. A terminal has it at once, a file or a pipe once the options are checked, so that an error
     in them is the only line. paths: files, folders and names of other inputs. places: names of the
-    outputs. is_checked: whether the options are. tells_limits: whether to add what a demonstration
-    does not know."""
+    outputs. purpose: what for, a key of LACKS: a demonstration says what it lacks. is_checked:
+    whether the options are. limit: files that are done, None: all."""
     if sys.stderr is None or sys.stderr.isatty() == is_checked:
         return
-    found, where = files_so_far(paths), " and ".join(places)
+    found, where = files_so_far(paths, limit=limit), " and ".join(places)
     line = f"starting {model}" + (f" with {found}" if found else "")
     typer.echo(printable(line + (f"; results go to {where}" if where else " ...")), err=True)
-    if tells_limits and is_demonstration(model):
-        typer.echo(note_of(model), err=True)
+    if is_demonstration(model):
+        typer.echo(note_of(model, purpose), err=True)
 
 
 def open_llm(model: str, options: Mapping[str, Any]) -> AbstractContextManager[LLM]:

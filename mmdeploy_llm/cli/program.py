@@ -58,10 +58,10 @@ Examples:
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
 
 \b
-Without --model and MMDEPLOY_LLM_MODEL, commands use shapes-vl, a tiny model
-inside the package that only knows drawings of coloured shapes; for files of
-yours `caption` names models that fit this machine. A model is a folder or a
-Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command in detail.
+Without --model and MMDEPLOY_LLM_MODEL, commands ask which model is to work on
+your files, and name some that fit this machine; --demo takes shapes-vl, a tiny
+one inside the package that only knows drawings of coloured shapes. A model is
+a folder or a Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command.
 
 \b
 Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
@@ -122,7 +122,7 @@ class Program(CommandGroup):
         except (MMDeployLLMError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            message = system_words(error) if isinstance(error, OSError) else str(error)
+            message = words_of(error)
             if isinstance(error, ConfigError):
                 message = in_options(message, self.commands.get(ctx.invoked_subcommand))
             print_error(message)
@@ -138,6 +138,15 @@ class Program(CommandGroup):
                 raise
             print_error(OUT_OF_MEMORY)
             raise typer.Exit(USAGE) from None
+
+
+def words_of(error: Exception) -> str:
+    """Returns what an error says, and what to do about what the system refused."""
+    from mmdeploy_llm.data.records.files import OutputWriteError
+
+    if isinstance(error, OutputWriteError) and error.filename is None:  # it says what to do
+        return error.strerror or str(error)
+    return system_words(error) if isinstance(error, OSError) else str(error)
 
 
 def _exit_code(error: Exception) -> int:

@@ -74,7 +74,7 @@ def run_and_report(
     what = "captions:" if is_caption else "vectors: " if has_vectors else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     if is_demonstration(model):
-        typer.echo(limits_of(model))
+        typer.echo(limits_of(model, desk.purpose))
     if fault is not None:
         raise fault
     end_with_exit_code(summary)
@@ -87,7 +87,7 @@ def _report_of(
     from mmdeploy_llm.batch.report.whole import ReportOptions, RunReport
 
     model = desk.model.model
-    limits = {"note": limits_of(model)} if is_demonstration(model) else {}
+    limits = {"note": limits_of(model, desk.purpose)} if is_demonstration(model) else {}
     shown = ReportOptions(
         model=model,
         about={**limits, **options},

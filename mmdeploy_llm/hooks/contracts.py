@@ -39,7 +39,7 @@ class ModelSpec:
     atomic_media: the tokens of a media item, up to text between them, are computed in one step and
         attend to each other in both directions.
     tp_plan: module name pattern -> style in which the module is sharded, for modules that are not
-        built from the package's layers; see plugins/mmdeploy_llm_plugins/README.md.
+        built from the package's layers; see docs/plugin_objects.md.
     deterministic: whether a row of the results is the same bits whatever other rows are computed
         with it, on the CPU kernels; needed by LLM(deterministic=True). True of a model whose
         weights are all in the package's layers, and whose other operations compute each row or

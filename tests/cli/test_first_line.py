@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
-from mmdeploy_llm.cli.options.suggested import suggested, suggestions
+from mmdeploy_llm.cli.options.suggested import EXAMPLES, LACKS, suggested, suggestions
 from mmdeploy_llm.data.files.counting import files_so_far
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.testing.tiny import write_tiny
@@ -63,6 +63,10 @@ def folder(tmp_path, png):
             "starting shapes-vl with 3 files; results go to x.jsonl",
         ),
         (("caption", "photos", "--estimate", "2"), "starting shapes-vl with 3 files ..."),
+        (
+            ("caption", "photos", "--limit", "1", "--no-report"),
+            "starting shapes-vl with 1 of 3 files; results go to captions.jsonl",
+        ),
     ],
 )
 def test_it_is_written_before_torch_is_imported(folder, words, line, is_terminal):
@@ -74,7 +78,7 @@ def test_it_is_written_before_torch_is_imported(folder, words, line, is_terminal
 def test_a_demonstration_says_what_it_knows_and_names_others(monkeypatch, folder):
     done = run(monkeypatch, folder, "caption", "photos/a.png", "--no-thinking")
     assert "it knows drawings of coloured shapes, not photos" in done.stderr
-    assert done.stderr.count("  --model ") == len(suggested(free_ram()))
+    assert done.stderr.count("  --model ") == len(suggested(free_ram(), "photos"))
     assert done.stdout.splitlines()[-1].startswith("shapes-vl is a demonstration")
     assert "shapes-vl is a demonstration" in (folder / "captions.html").read_text()
     write_tiny("siglip2", folder / "model")
@@ -86,9 +90,17 @@ def test_a_demonstration_says_what_it_knows_and_names_others(monkeypatch, folder
     ("gigabytes", "names"), [(1, 1), (2, 1), (6, 2), (11, 3), (20, 3), (1000, 3)]
 )
 def test_models_that_fit_are_named(gigabytes, names):
-    found = suggested(gigabytes * 10**9)
+    found = suggested(gigabytes * 10**9, "photos")
     assert len(found) == names
-    assert found == suggestions()[:1] or all(own.gigabytes <= gigabytes for own in found)
+    smallest = suggestions("photos")[:1]
+    assert found == smallest or all(own.gigabytes <= gigabytes for own in found)
+
+
+@pytest.mark.parametrize("purpose", LACKS)
+def test_the_smallest_model_of_a_purpose_comes_first(purpose):
+    found = suggestions(purpose)
+    assert len(found) > 1
+    assert list(found) == sorted(found, key=lambda own: own.gigabytes)
 
 
 def test_files_are_counted_as_long_as_a_first_line_may_take(folder):
@@ -98,6 +110,8 @@ def test_files_are_counted_as_long_as_a_first_line_may_take(folder):
         "1 file"
     )
     assert files_so_far([photos], seconds=0) == "1 file so far"
+    assert files_so_far([photos], limit=1) == "1 of 3 files"
+    assert files_so_far([photos], limit=3) == "3 files"
     assert files_so_far(["nowhere"]) == ""
 
 
@@ -119,8 +133,60 @@ def test_a_model_that_cannot_read_is_told_before_pages_are(monkeypatch, folder, 
 
 
 def test_the_model_of_the_package_says_that_it_does_not_read(monkeypatch, folder):
-    done = run(monkeypatch, folder, "read", "photos/a.png", "--output", "pages.of")
-    assert done.stderr.startswith("note: shapes-vl only knows drawings")
+    done = run(monkeypatch, folder, "read", "photos/a.png", "--limit", "1", "--max-tokens", "2")
+    assert "coloured shapes, and reads no text; for pages, with " in done.stderr
+    assert done.stderr.count("  --model ") == len(suggested(free_ram(), "pages"))
+
+
+@pytest.mark.parametrize(
+    ("words", "purpose"),
+    [
+        (("batch", "photos", "--output", "x.jsonl"), "photos"),
+        (("batch", "rows.jsonl", "--output", "x.jsonl"), "photos"),
+        (("caption", "photos"), "photos"),
+        (("chat", "--image", "photos/a.png", "--message", "What?"), "photos"),
+        (("count", "photos"), "photos"),
+        (("embed", "photos"), "vectors"),
+        (("embed", "photos/a.png", "photos/b.png"), "vectors"),
+        (("generate", "What?", "--image", "photos/a.png"), "photos"),
+        (("read", "photos"), "pages"),
+        (("transcribe", "photos"), "speech"),
+    ],
+)
+def test_every_command_asks_for_a_model_that_suits_it(monkeypatch, folder, words, purpose):
+    monkeypatch.delenv("MMDEPLOY_LLM_MODEL", raising=False)
+    (folder / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    before = sorted(folder.rglob("*"))
+    done = run(monkeypatch, folder, *words)
+    assert done.exit_code == 2
+    assert (
+        f"error: which model? shapes-vl is a demonstration: it knows drawings of coloured "
+        f"shapes, {LACKS[purpose]}; for {purpose}, with " in done.stderr
+    )
+    for own in suggested(free_ram(), purpose):
+        assert f"\n  --model {own.name} " in done.stderr
+    assert ("\n--demo takes shapes-vl" in done.stderr) == (words[0] != "transcribe")
+    assert done.stdout == ""
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_no_command_asks_for_the_examples_or_where_a_model_is_named(monkeypatch, folder):
+    monkeypatch.delenv("MMDEPLOY_LLM_MODEL", raising=False)
+    picture = str(EXAMPLES / "images/picture-1.png")
+    for words in (
+        ("count", picture),
+        ("count", "photos", "--demo"),
+        ("count", "photos", "--model", "shapes-vl"),
+        ("count", "--prompt", "a text"),
+    ):
+        assert run(monkeypatch, folder, *words).exit_code == 0, words
+    done = run(monkeypatch, folder, "count", "photos", picture)
+    assert "which model?" in done.stderr
+    done = run(monkeypatch, folder, "generate", "Why?", "--max-tokens", "1")
+    assert done.stderr.startswith("shapes-vl is a demonstration: it knows drawings")
+    assert "photos, with" in done.stderr
+    done = run(monkeypatch, folder, "generate", "Why?", "--max-tokens", "1", "--demo")
+    assert "is a demonstration" not in done.stderr
 
 
 def test_several_media_become_vectors_as_they_get_captions(monkeypatch, folder):
@@ -145,7 +211,7 @@ def test_files_of_ones_own_ask_for_a_model(monkeypatch, folder):
     done = run(monkeypatch, folder, "caption", "photos/a.png", "--limit", "1")
     assert done.exit_code == 2
     assert "which model? shapes-vl is a demonstration" in done.stderr
-    assert done.stderr.count("\n  --model ") == len(suggested(free_ram()))
+    assert done.stderr.count("\n  --model ") == len(suggested(free_ram(), "photos"))
     assert "--demo takes shapes-vl all the same" in done.stderr
     assert not (folder / "captions.jsonl").exists()
     usual = ("caption", "photos/a.png", "--demo", "--max-tokens", "2", "--no-report")

@@ -1,5 +1,6 @@
 """Errors name the options of the command, not the arguments of the library."""
 
+import errno
 import logging
 
 import pytest
@@ -8,7 +9,8 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.cli.engines import say_what_starts
 from mmdeploy_llm.cli.exits import in_options, on_the_command_line
-from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.cli.program import app, words_of
+from mmdeploy_llm.data.records.files import OutputWriteError
 from mmdeploy_llm.errors import ConfigError
 
 CAPTION = get_command(app).commands["caption"]
@@ -120,3 +122,16 @@ def test_a_dict_that_is_to_be_given_is_written_for_a_shell():
     )
     for stays in ("--engine 'limit_mm_per_prompt={\"image\": 100}'", "seed={x}", "a {'b': 1}"):
         assert on_the_command_line(stays) == stays
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OutputWriteError(errno.ENOSPC, "'a' is full: make space"), "'a' is full: make space"),
+        (OutputWriteError(errno.ENOSPC, "No space", "a"), "'a': No space; make room there"),
+        (OSError(errno.ENOSPC, "No space"), "No space; make room there"),
+        (ConfigError("words"), "words"),
+    ],
+)
+def test_what_to_do_is_said_once(error, words):
+    assert words_of(error).partition(", or name")[0] == words

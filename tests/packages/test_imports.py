@@ -11,13 +11,15 @@ from mmdeploy_llm.testing.scaffold.package import package_names, render, templat
 from tests.test_architecture import PLUGIN_API
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "plugins/mmdeploy_llm_plugins" / "README.md").read_text()
+GUIDE = "".join(
+    (ROOT / "docs" / page).read_text() for page in ("plugin_specs.md", "write_a_model.md")
+)
 EXAMPLE = ROOT / "examples" / "plugin_minimal"
 
 
 def section(title):
-    start = README.index(f"# {title}\n")
-    return README[start : README.index("\n##", start)]
+    start = GUIDE.index(f"# {title}\n")
+    return GUIDE[start : GUIDE.index("\n#", start)]
 
 
 def allowed():

@@ -1,4 +1,4 @@
-"""The tutorials of the two READMEs, step by step in a fresh environment, as a reader does them."""
+"""The tutorials for plugins, step by step in a fresh environment, as a reader does them."""
 
 import ast
 import re
@@ -10,16 +10,28 @@ import pytest
 from mmdeploy_llm.testing.scaffold.package import package_names, render
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ROOT / "plugins/mmdeploy_llm_plugins" / "README.md"
+DOCS = ROOT / "docs"
+PAGES = {  # with the section after the tutorial
+    "Write a parser": (DOCS / "write_a_parser.md", "Write a logits processor"),
+    "Write a logits processor": (DOCS / "write_a_parser.md", None),
+    "Write a model": (DOCS / "write_a_model.md", "Read GGUF files of your family"),
+    "Write a model that reads images": (DOCS / "write_a_vision_model.md", None),
+}
 PROCESSORS = ROOT / "processors/mmdeploy_llm_processors" / "README.md"
 BLOCK = re.compile(r"(.*?)^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`((?:src|tests)/[\w/]+\.py)`")
 
 
-def section(readme, title):
-    text = readme.read_text()
-    start = text.index(f"\n## {title}\n")
-    return text[start : text.index("\n## ", start + 1)]
+def section(page, title, after=""):
+    """Returns a section, up to the next one or the one called `after`; None: to the end."""
+    text = page.read_text()
+    start = text.index(f"# {title}\n")
+    return text[start:] if after is None else text[start : text.index(f"\n## {after}", start)]
+
+
+def tutorial(title):
+    page, after = PAGES[title]
+    return section(page, title, after)
 
 
 def steps(text):
@@ -78,7 +90,7 @@ def new_reader(new_environment):
 )
 def test_what_is_shown_is_what_is_written(title, kind, name):
     written = render(kind, package_names(name))
-    for words, language, code in steps(section(PLUGINS, title)):
+    for words, language, code in steps(tutorial(title)):
         files = FILE.findall(words)
         if language == "python" and files and "Replace" not in words:
             assert code == written[files[-1]], files[-1]
@@ -89,18 +101,18 @@ def test_what_is_shown_is_what_is_written(title, kind, name):
 @pytest.mark.long
 def test_the_parser(new_reader):
     reader = new_reader()
-    reader.read(section(PLUGINS, "Write a parser"))
+    reader.read(tutorial("Write a parser"))
     assert " passed" in reader.printed[0]
     assert " passed" in reader.printed[1]
     assert " 0 failed" in reader.printed[1]
-    answer = [line.partition("  # ")[2] for line in section(PLUGINS, "Write a parser").splitlines()]
+    answer = [line.partition("  # ")[2] for line in tutorial("Write a parser").splitlines()]
     assert reader.printed[2].splitlines() == [line for line in answer if line.endswith(".")]
 
 
 @pytest.mark.long
 def test_the_logits_processor(new_reader):
     reader = new_reader()
-    reader.read(section(PLUGINS, "Write a logits processor"))
+    reader.read(tutorial("Write a logits processor"))
     assert " passed" in reader.printed[0]
     assert reader.printed[1].splitlines() == ["False"]
 
@@ -126,7 +138,7 @@ def test_the_processor(new_reader, load_file, tmp_path):
 @pytest.mark.long
 def test_the_model(new_reader):
     reader = new_reader()
-    reader.read(section(PLUGINS, "Write a model"))
+    reader.read(tutorial("Write a model"))
     assert " passed" in reader.printed[0]
     assert len(ast.literal_eval(reader.printed[1])) == 8
 
@@ -134,6 +146,6 @@ def test_the_model(new_reader):
 @pytest.mark.long
 def test_the_model_that_reads_images(new_reader):
     reader = new_reader()
-    reader.read(section(PLUGINS, "Write a model that reads images"))
+    reader.read(tutorial("Write a model that reads images"))
     assert " passed" in reader.printed[0]
     assert reader.printed[1].splitlines()[-1] == "16 True"

@@ -1,7 +1,7 @@
 """The README and the guide do what they say: their code blocks run in order, in a folder with
 `examples/`, photos and prompts, and the site is built. A block that cannot run here says why in a
-comment before it: <!-- not run: ... -->. The tutorials for plugins have tests/packages; Chinese
-pages have the same blocks (tests/test_chinese.py)."""
+comment before it: <!-- not run: ... -->. The TUTORIALS for plugins have tests/packages and
+tests/hooks; Chinese pages have the same blocks (tests/test_chinese.py)."""
 
 import contextlib
 import importlib.util
@@ -22,7 +22,14 @@ from mmdeploy_llm.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if not page.name.endswith(".zh.md"))]
+TUTORIALS = {
+    "plugin_objects.md",
+    "write_a_model.md",
+    "write_a_parser.md",
+    "write_a_vision_model.md",
+}
+GUIDE = [page for page in PAGES if not page.name.endswith(".zh.md")]
+DOCUMENTS = [ROOT / "README.md", *(page for page in GUIDE if page.name not in TUTORIALS)]
 NOTEBOOK = ROOT / "docs" / "caption_demo_images.ipynb"
 BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n)?^```(python|bash)\n(.*?)^```$", re.M | re.S)
 PHOTOS = {"a.png": "picture-1.png", "b.png": "picture-5.png", "c.jpg": "picture-6.jpg"}

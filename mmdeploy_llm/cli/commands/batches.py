@@ -19,7 +19,7 @@ from mmdeploy_llm.cli.options.missing import check_corpus, check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.selection import listed_files
 from mmdeploy_llm.cli.options.shared import DeskOptions, EstimateDesk, RunDesk
-from mmdeploy_llm.cli.options.suggested import chosen
+from mmdeploy_llm.cli.options.suggested import Demo, choose_model
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.cli.options.vectors import EmbedOptions
 from mmdeploy_llm.cli.running import After, nothing_more, run_and_report, show_estimate
@@ -39,14 +39,6 @@ Desk = TypeVar("Desk", bound="DeskOptions | EmbedOptions | ReadOptions")
 Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
-]
-Demo = Annotated[
-    bool,
-    typer.Option(
-        "--demo",
-        rich_help_panel="Model",
-        help="Take the bundled model, for drawings of shapes.",
-    ),
 ]
 CORPORA = (
     "Corpora: JSONL, CSV, TSV, Parquet, Arrow, tar (WebDataset) or Lance; a file, folder, glob, "
@@ -79,8 +71,7 @@ def caption(
     read gets a line with its error and does not affect the others."""
     given = files_of(desk, *(paths or []))
     check_media(given)
-    model = chosen(ctx, desk.model.model, given, is_demo=demo)
-    desk = replace(desk, model=replace(desk.model, model=model))
+    desk = with_model(ctx, desk, given, is_demo=demo)
     desk, output, page = named(desk, output, page_beside(output))
     say = partial(say_run_of, desk, given, output, page)
     say()  # before the options of the engine are imported
@@ -107,12 +98,13 @@ def batch(
     desk: DeskOptions,
     output: Output,
     columns: ColumnChoices,
+    demo: Demo = False,
 ) -> None:
     """Answer every prompt of a file, or a question about each item of a corpus.
 
     Results are appended to the output as they finish. Sampling options on the command line are
     defaults; a line's own "sampling_params" win."""
-    run_input(ctx, input, desk, output, columns)
+    run_input(ctx, input, desk, output, columns, is_demo=demo)
 
 
 def run_input(
@@ -123,14 +115,18 @@ def run_input(
     columns: ColumnChoices,
     after: After = nothing_more,
     paths: Sequence[str] = (),
+    *,
+    is_demo: bool,
 ) -> None:
-    """Runs a corpus, or files: `paths`, and those that --files-from lists; see start."""
+    """Runs a corpus, or files: `paths`, and those that --files-from lists; see start. is_demo: see
+    choose_model."""
     has_files = desk.selection.files_from is not None or bool(paths)
     if (input is None) != has_files:
         raise ConfigError("give INPUT, or a list of files with --files-from: one of them")
     check_corpus(input)
-    desk, output, page = named(desk, output, None)
     named_inputs = files_of(desk, *paths) if input is None else [input]
+    desk = with_model(ctx, desk, named_inputs, is_demo=is_demo)
+    desk, output, page = named(desk, output, None)
     say = partial(say_run_of, desk, named_inputs, output, page)
     say()
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
@@ -158,11 +154,23 @@ def say_run_of(
     page: str | None,
     *,
     is_checked: bool = False,
-    tells_limits: bool = True,
 ) -> None:
     """Says what starts, see say_what_runs; an estimate writes no results."""
     places = () if desk.estimate.estimate is not None else filter(None, (output, page))
-    say_what_runs(desk.model.model, paths, places, is_checked=is_checked, tells_limits=tells_limits)
+    say_what_runs(
+        desk.model.model,
+        paths,
+        places,
+        purpose=desk.purpose,
+        is_checked=is_checked,
+        limit=desk.selection.items.get("limit"),
+    )
+
+
+def with_model(ctx: typer.Context, desk: Desk, paths: Iterable[str], *, is_demo: bool) -> Desk:
+    """Returns the options with the model of the run, see choose_model."""
+    model = choose_model(ctx, desk.model.model, paths, desk.purpose, is_demo=is_demo)
+    return replace(desk, model=replace(desk.model, model=model))
 
 
 def is_medium(ctx: typer.Context, path: str, desk: EmbedOptions) -> bool:
@@ -301,6 +309,7 @@ def embed(
     desk: EmbedOptions,
     output: Output = "vectors.parquet",
     columns: ColumnChoices,
+    demo: Demo = False,
 ) -> None:
     """Make a vector of each item of a corpus, or of media and their folders, for `search` and
     `dedupe`.
@@ -311,7 +320,8 @@ def embed(
     first = given[0] if len(given) == 1 else None
     paths = given if first is None or is_medium(ctx, first, desk) else []
     check_media(paths)
-    run_input(ctx, None if paths else first, desk, output, columns, after=_finished, paths=paths)
+    corpus = None if paths else first
+    run_input(ctx, corpus, desk, output, columns, _finished, paths, is_demo=demo)
 
 
 def _finished(summary: BatchSummary) -> Iterable[str]:

@@ -24,6 +24,7 @@ from mmdeploy_llm.cli.options.missing import check_outputs, check_pictures
 from mmdeploy_llm.cli.options.model import Engine, Model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
 from mmdeploy_llm.cli.options.single import Image, IsJson
+from mmdeploy_llm.cli.options.suggested import Demo, choose_model
 from mmdeploy_llm.cli.options.values import (
     MANY_MEDIA,
     engine_options,
@@ -73,6 +74,7 @@ def count(
     ctx: typer.Context,
     inputs: Inputs = None,
     model: Model = "shapes-vl",
+    demo: Demo = False,
     prompt: Text = None,
     image: Image = None,
     raw: Raw = False,
@@ -95,6 +97,7 @@ def count(
         raise ConfigError("nothing to count: give files, or a text with --prompt")
     check_outputs(inputs or [], ABSENT)
     check_pictures(image or [])
+    model = choose_model(ctx, model, [*(inputs or []), *(image or [])], "photos", is_demo=demo)
     text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
     more = {**budgets, **providers.to_engine()}

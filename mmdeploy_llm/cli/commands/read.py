@@ -13,11 +13,11 @@ from mmdeploy_llm.cli.options.missing import check_media
 from mmdeploy_llm.cli.options.output import Output
 from mmdeploy_llm.cli.options.reading import ReadOptions
 from mmdeploy_llm.cli.options.selection import listed_files
-from mmdeploy_llm.cli.options.suggested import is_demonstration
+from mmdeploy_llm.cli.options.suggested import Demo
 from mmdeploy_llm.cli.running import show_estimate
 from mmdeploy_llm.errors import ConfigError
 
-from .batches import batch_settings, of_shard, say_run_of, start
+from .batches import batch_settings, of_shard, say_run_of, start, with_model
 
 EPILOG = f"""\b
 Examples:
@@ -27,11 +27,6 @@ Examples:
   mmdeploy-llm read invoices/ --task table --tables markdown
 
 {EXIT_CODES}"""
-
-NOT_READING = (
-    "note: {} only knows drawings of coloured shapes and reads no text; give --model a model that "
-    "reads"
-)
 
 Paths = Annotated[
     list[str] | None,
@@ -46,6 +41,7 @@ def read(
     *,
     desk: ReadOptions,
     output: Output = "pages.jsonl",
+    demo: Demo = False,
 ) -> None:
     """Read documents page by page; write Markdown.
 
@@ -55,11 +51,10 @@ def read(
     if not paths:
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
     check_media(paths)
-    if is_demonstration(desk.model.model):
-        typer.echo(NOT_READING.format(desk.model.model), err=True)
+    desk = with_model(ctx, desk, paths, is_demo=demo)
     report = desk.shown.report
     desk, output, page = of_shard(desk, output, None if report is None else str(report))
-    say = partial(say_run_of, desk, paths, output, page, tells_limits=False)
+    say = partial(say_run_of, desk, paths, output, page)
     say()
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.documents.reading.arguments import read_arguments

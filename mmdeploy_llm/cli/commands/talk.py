@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,11 @@ from mmdeploy_llm.batch.arguments import AskingArguments
 from mmdeploy_llm.cli.engines import open_async_llm, open_llm
 from mmdeploy_llm.cli.exits import SOME_FAILED, SOME_LACKING, print_error
 from mmdeploy_llm.cli.options.answer import AnswerOptions
-from mmdeploy_llm.cli.options.groups import Given, Rows, with_groups
+from mmdeploy_llm.cli.options.groups import Given, Rows, is_named, with_groups
 from mmdeploy_llm.cli.options.missing import check_pictures
 from mmdeploy_llm.cli.options.model import ModelOptions
 from mmdeploy_llm.cli.options.single import Image, Tools
+from mmdeploy_llm.cli.options.suggested import Demo, choose_model, note_of
 from mmdeploy_llm.cli.options.values import (
     MANY_MEDIA,
     engine_options,
@@ -55,6 +57,7 @@ def generate(
     tools: Tools = None,
     answer: AnswerOptions,
     model: ModelOptions,
+    demo: Demo = False,
 ) -> None:
     """Answer one prompt, with or without pictures.
 
@@ -62,6 +65,7 @@ def generate(
     tool call. Reasoning goes to standard error. The exit code is 1 when the request fails, and 4
     when the thinking took all tokens."""
     check_pictures(image or [])
+    model = _with_model(ctx, model, image or [], is_demo=demo)
     text, images = text_value("PROMPT", prompt) or "", image or []
     options = _options(ctx, model, answer, {"image": max(1, len(images))})
     params = sampling_params(answer.to_sampling())
@@ -99,12 +103,14 @@ def chat(
     tools: Tools = None,
     answer: AnswerOptions,
     model: ModelOptions,
+    demo: Demo = False,
 ) -> None:
     """Chat with a model about pictures.
 
     Each line of the terminal or of a pipe is a message. /image PATH attaches a picture to the next
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     check_pictures(image or [])
+    model = _with_model(ctx, model, image or [], is_demo=demo)
     message, system = text_value("--message", message), text_value("--system", asked.get("system"))
     options = _options(ctx, model, answer, MANY_MEDIA)
     params = sampling_params(answer.to_sampling())
@@ -123,6 +129,18 @@ def chat(
         session.run(typed_lines() if message is None else [message])
     if session.num_failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _with_model(
+    ctx: typer.Context, model: ModelOptions, images: list[str], *, is_demo: bool
+) -> ModelOptions:
+    """Returns the options with the model that answers, see choose_model. A demonstration that
+    nobody has named says what it knows, where there are no pictures to tell that they are its
+    own."""
+    found = choose_model(ctx, model.model, images, "photos", is_demo=is_demo)
+    if not images and not is_demo and not is_named(ctx, "model"):
+        typer.echo(note_of(found, "photos"), err=True)
+    return replace(model, model=found)
 
 
 def _options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,8 @@ from mmdeploy_llm.cli.engines import open_llm
 from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.cli.options.groups import with_groups
 from mmdeploy_llm.cli.options.missing import check_media
-from mmdeploy_llm.cli.options.transcribing import TranscribeOptions
+from mmdeploy_llm.cli.options.suggested import choose_model
+from mmdeploy_llm.cli.options.transcribing import TranscribeOptions, TranscriptOptions
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.speech.plan import Plan
@@ -28,6 +30,10 @@ def transcribe(
 ) -> None:
     """Transcribe files of speech; write subtitles and texts."""
     check_media(sounds)
+    if desk.output.corrected:
+        return _write_corrected(sounds, desk.output)
+    model = choose_model(ctx, desk.model.model, sounds, "speech", is_demo=None)
+    desk = replace(desk, model=replace(desk.model, model=model))
     options = desk.llm_options(ctx)
     from mmdeploy_llm.batch.speech.plan import made_by, open_rule, plan
     from mmdeploy_llm.batch.speech.run import Transcriber, Wish, asked_of, detector_of
@@ -56,6 +62,29 @@ def transcribe(
     if planned.tasks:
         with open_llm(desk.model.model, options) as llm:
             num_failed = _run(Transcriber(llm, rule, wish, limits, detector), planned)
+    if num_failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _write_corrected(sounds: list[str], out: TranscriptOptions) -> None:
+    """Says which transcripts are written from subtitles."""
+    from mmdeploy_llm.batch.speech.corrected import write_corrected
+    from mmdeploy_llm.batch.speech.writing import read_formats
+
+    num_failed, is_recursive = 0, out.folders.get("recursive", True)
+    found = write_corrected(
+        sounds,
+        read_formats(out.transcripts),
+        out.output,
+        is_recursive=is_recursive,
+        overwrite=out.overwrite,
+    )
+    for own in found:
+        if own.error is not None:
+            print_error(f"{own.path}: {own.error}")
+            num_failed += 1
+        else:
+            typer.echo(f"{own.path}: {' and '.join(own.written) or 'all others say the same'}")
     if num_failed:
         raise typer.Exit(SOME_FAILED)
 

@@ -101,6 +101,8 @@ class MarkdownOptions(Group):
 class ReadOptions(Group):
     """The groups of `read`, in the order of --help."""
 
+    purpose: ClassVar[str] = "pages"
+
     model: ModelOptions
     asking: AskingOptions
     pages: PageOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import typer
 
@@ -31,7 +31,11 @@ ProgressRows = Annotated[Given, Rows(RunArguments, "log_json", title="Run")]
 
 
 class RunDesk(Protocol):
-    """The part of a command's options that running a job needs."""
+    """The part of a command's options that running a job needs.
+
+    purpose: what a model is wanted for, see cli/options/suggested.py."""
+
+    purpose: ClassVar[str]
 
     @property
     def model(self) -> ModelOptions: ...
@@ -56,12 +60,16 @@ class EstimateDesk(RunDesk, Protocol):
     """The part of a command's options that an estimate needs."""
 
     @property
+    def selection(self) -> SelectionOptions: ...
+    @property
     def estimate(self) -> EstimateOptions: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeskOptions(Group):
     """The groups of `caption` and `batch`, in the order of --help."""
+
+    purpose: ClassVar[str] = "photos"
 
     model: ModelOptions
     question: QuestionOptions

@@ -1,4 +1,4 @@
-"""Models for photos that fit the machine, named where a demonstration is asked."""
+"""Models that fit the machine, named where a demonstration is asked to do somebody's work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -18,32 +19,58 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.system.portable.machine import free_ram
 from mmdeploy_llm.values.options.model_names import bundled_models
 
-LIST = Path(__file__).parents[2] / "bundled/models_for_photos.json"
+LIST = Path(__file__).parents[2] / "bundled/suggested_models.json"
 EXAMPLES = LIST.parents[2] / "examples"  # of a clone
 NUM_NAMED = 3
 GB = 10**9
+PROGRAM, WEIGHT, NUM_TOKENS = 1.0, 2, 8192  # GB, bytes of a parameter, tokens in the KV cache
+# What a model is wanted for, with what a demonstration lacks for that.
+LACKS = {
+    "photos": "not photos",
+    "pages": "and reads no text",
+    "vectors": "and was not trained to make vectors",
+    "speech": "and hears nothing",
+}
+
+Demo = Annotated[
+    bool,
+    typer.Option(
+        "--demo",
+        rich_help_panel="Model",
+        help="Take the bundled model, for drawings of shapes.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """A model of the hub, the GB of memory that it takes in 16 bits with its KV cache, and what it
-    is good at."""
+    """A model of the hub, and what it is good at.
+
+    billions: its parameters. kv_bytes: of a token in the KV cache, in 16 bits."""
 
     name: str
-    gigabytes: int
+    billions: float
+    kv_bytes: int
     good_at: str
+
+    @property
+    def gigabytes(self) -> int:
+        """The memory that it takes in 16 bits, with the program and the KV cache of some items."""
+        return round(self.billions * WEIGHT + self.kv_bytes * NUM_TOKENS / GB + PROGRAM)
 
 
 @cache
-def suggestions() -> tuple[Suggestion, ...]:
-    """Reads the list that lies beside the demonstrations, the smallest model first."""
-    return tuple(Suggestion(**own) for own in json.loads(LIST.read_text(encoding="utf-8")))
+def suggestions(purpose: str) -> tuple[Suggestion, ...]:
+    """Reads the list that lies beside the demonstrations, the smallest model first. purpose: a key
+    of LACKS."""
+    models = json.loads(LIST.read_text(encoding="utf-8"))[purpose]
+    return tuple(Suggestion(**own) for own in models)
 
 
-def suggested(memory: int) -> tuple[Suggestion, ...]:
+def suggested(memory: int, purpose: str) -> tuple[Suggestion, ...]:
     """Returns the largest models that `memory` bytes hold, or the smallest where none fits."""
-    fitting = [own for own in suggestions() if own.gigabytes * GB <= memory]
-    return tuple(fitting[-NUM_NAMED:]) or suggestions()[:1]
+    fitting = [own for own in suggestions(purpose) if own.gigabytes * GB <= memory]
+    return tuple(fitting[-NUM_NAMED:]) or suggestions(purpose)[:1]
 
 
 def is_demonstration(model: str) -> bool:
@@ -51,44 +78,47 @@ def is_demonstration(model: str) -> bool:
     return model in bundled_models()
 
 
-def limits_of(model: str) -> str:
+def limits_of(model: str, purpose: str) -> str:
     """Says in a sentence what a demonstration knows."""
-    return f"{model} is a demonstration: it knows drawings of coloured shapes, not photos"
+    return f"{model} is a demonstration: it knows drawings of coloured shapes, {LACKS[purpose]}"
 
 
-def note_of(model: str) -> str:
-    """Says what a demonstration knows, and which models for photos fit this machine."""
-    free = free_ram()
-    return "\n".join(
-        [f"{limits_of(model)}; for photos, with {free // GB} GB free:", *_table(suggested(free))]
-    )
+def note_of(model: str, purpose: str) -> str:
+    """Says what a demonstration knows, and which models for this purpose fit the machine."""
+    return _note(model, purpose, free_ram())
 
 
-def chosen(ctx: typer.Context, model: str, paths: Iterable[str], *, is_demo: bool) -> str:
-    """Returns the model of a run. Raises ConfigError where a demonstration would caption somebody's
+def _note(model: str, purpose: str, free: int) -> str:
+    models = suggested(free, purpose)
+    width = max(len(own.name) for own in models)
+    rows = (f"  --model {own.name:{width}}  {own.gigabytes:2} GB, {own.good_at}" for own in models)
+    title = f"{limits_of(model, purpose)}; for {purpose}, with {free // GB} GB free:"
+    return "\n".join([title, *rows])
+
+
+def choose_model(
+    ctx: typer.Context, model: str, paths: Iterable[str], purpose: str, *, is_demo: bool | None
+) -> str:
+    """Returns the model of a run. Raises ConfigError where a demonstration would work on somebody's
     own files and nobody has asked for that: by its name, on the command line or in the environment,
-    or by --demo, which counts more than the environment."""
+    or by --demo, which counts more than the environment. is_demo: None of a command that no
+    demonstration can do."""
     if is_demo and is_given(ctx, "model") and not is_demonstration(model):
         raise ConfigError(f"--demo and --model {model} contradict each other; give one of them")
     if is_demo and not is_demonstration(model):
         return next(iter(bundled_models()))
-    if is_demo or is_named(ctx, "model") or all(map(_is_example, paths)):
+    if is_demo or is_named(ctx, "model"):
+        return model
+    if is_demo is not None and all(map(_is_example, paths)):
         return model
     free = free_ram()
-    models = suggested(free)
-    words = shlex.join([*sys.argv[1:], "--model", models[0].name])
+    words = shlex.join([*sys.argv[1:], "--model", suggested(free, purpose)[0].name])
     lines = [
-        f"which model? {limits_of(model)}. For photos, with {free // GB} GB free:",
-        *_table(models),
+        f"which model? {_note(model, purpose, free)}",
         f"such as: mmdeploy-llm {words}",
-        f"--demo takes {model} all the same",
+        *([] if is_demo is None else [f"--demo takes {model} all the same"]),
     ]
     raise ConfigError("\n".join(lines))
-
-
-def _table(models: Iterable[Suggestion]) -> list[str]:
-    width = max(len(own.name) for own in suggestions())
-    return [f"  --model {own.name:{width}}  {own.gigabytes:2} GB, {own.good_at}" for own in models]
 
 
 def _is_example(path: str) -> bool:

@@ -32,6 +32,7 @@ Examples:
   mmdeploy-llm transcribe day/ --model models/asr --vad
   mmdeploy-llm transcribe talks/ --model models/asr --word-timestamps --transcripts vtt
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
+  mmdeploy-llm transcribe talks/ --corrected
 
 \b
 The exit code is 0, or 1 where files failed."""
@@ -50,7 +51,7 @@ class SpeechModelOptions(Group):
 
     title: ClassVar[str] = "Model"
 
-    model: Model
+    model: Model = "shapes-vl"
     computed: Annotated[Given, Rows(EngineFlags, "dtype", "device")]
     engine: Engine = None
     providers: ProviderOptions
@@ -141,6 +142,13 @@ class TranscriptOptions(Group):
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Transcribe files again whose transcripts are there."),
+    ] = False
+    corrected: Annotated[
+        bool,
+        typer.Option(
+            "--corrected",
+            help="Write txt and vtt again from the .srt that you have corrected; needs no model.",
+        ),
     ] = False
     folders: Annotated[Given, Rows(RunArguments, "recursive")]
 

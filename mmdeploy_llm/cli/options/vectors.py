@@ -113,6 +113,8 @@ class VectorOptions(Group):
 class EmbedOptions(Group):
     """The groups of `embed`, in the order of --help."""
 
+    purpose: ClassVar[str] = "vectors"
+
     model: ModelOptions
     vectors: VectorOptions
     selection: SelectionOptions

@@ -81,6 +81,11 @@ class Skipped:
             self._read.add(place)
             self._all.pop(place, None)
 
+    def not_read(self, folder: str) -> None:
+        """Notes that a folder cannot be read after all, so that it counts, also where it is one
+        that the caller has named."""
+        self._read -= {self._place(folder), os.path.realpath(folder)}
+
     def forget(self, real_paths: Iterable[str]) -> None:
         """Takes back files that are read after all, since the caller has named them."""
         if self._all:

@@ -194,6 +194,7 @@ class Walker:
         return True
 
     def _unlisted(self, path: str, error: OSError) -> None:
+        self._skipped.not_read(path)
         self._skip(path, "unreadable folder", f"it cannot be listed: {error.strerror}", True)
 
     def _skip(

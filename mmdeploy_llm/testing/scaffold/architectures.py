@@ -1,6 +1,6 @@
-"""Writes the table of supported architectures between two markers of a README.
+"""Writes the table of supported architectures between two markers of a page.
 
-python -m mmdeploy_llm.testing.scaffold.architectures plugins/mmdeploy_llm_plugins/README.md
+python -m mmdeploy_llm.testing.scaffold.architectures docs/architectures.md
 """
 
 from __future__ import annotations

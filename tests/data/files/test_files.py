@@ -35,6 +35,26 @@ def test_links_to_folders_are_not_followed(pictures):
     assert len(find_media([str(pictures)], is_recursive=True).files) == 5
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_named_folder_that_cannot_be_listed_is_told(pictures, monkeypatch, is_alone):
+    listed, closed = os.scandir, str(pictures / "sub")
+
+    def scandir(path):
+        if os.fspath(path) == closed:
+            raise PermissionError(13, "Permission denied", closed)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    if is_alone:
+        with pytest.raises(ConfigError, match=r"skipped 1 folder: 1 unreadable folder"):
+            find_media([closed])
+        return
+    found = find_media([closed, str(pictures / "1.png")])
+    assert names(found) == ["1.png"]
+    assert found.skipped.text == "skipped 1 folder: 1 unreadable folder"
+    assert found.skipped.notes == []
+
+
 def test_a_glob_takes_images_and_folders_it_matches(pictures):
     assert names(find_media([f"{pictures}/*.png"])) == ["1.png", "2.png", "10.png"]
     assert names(find_media([f"{pictures}/*"])) == ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]

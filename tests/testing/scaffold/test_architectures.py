@@ -1,4 +1,4 @@
-"""The table of supported architectures in the README equals the registered plugins."""
+"""The table of supported architectures in the guide equals the registered plugins."""
 
 from pathlib import Path
 
@@ -9,10 +9,8 @@ from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
 from mmdeploy_llm.hooks.versions import OUR_DISTRIBUTION
 from mmdeploy_llm.testing.scaffold import architectures
 
-README = Path(__file__).parents[3] / "plugins/mmdeploy_llm_plugins" / "README.md"
-COMMAND = (
-    "python -m mmdeploy_llm.testing.scaffold.architectures plugins/mmdeploy_llm_plugins/README.md"
-)
+PAGE = Path(__file__).parents[3] / "docs/architectures.md"
+COMMAND = "python -m mmdeploy_llm.testing.scaffold.architectures docs/architectures.md"
 
 
 class Acme:
@@ -35,8 +33,8 @@ class Spare:
         return [ModelSpec(name="y", architectures=("ZForCausalLM",), factory="a:b", priority=-1)]
 
 
-def test_the_readme_is_up_to_date():
-    text = README.read_text()
+def test_the_page_is_up_to_date():
+    text = PAGE.read_text()
     table = architectures.table(PluginManager.load(), OUR_DISTRIBUTION)
     assert architectures.replaced(text, table) == text, f"update it with: {COMMAND}"
 
