@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of Parakeet, whose tokens and blanks are about as frequent."""
+"""Tiny random checkpoints of Parakeet and Nemotron ASR, whose tokens and blanks are about as
+frequent."""
 
 import json
 
@@ -36,6 +37,15 @@ DECODER = {
     "blank_token_id": BLANK,
     "pad_token_id": 2,
 }
+NEMOTRON = {
+    **ENCODER,
+    "conv_kernel_size": 5,
+    "sliding_window": 9,
+    "default_num_lookahead_tokens": 3,
+}
+TAGS = ("<de-DE>", "<en-US>")  # tokens after the blank one
+LANGUAGES = {"en-US": 0, "en": 0, "de-DE": 2, "de": 2, "auto": 5}
+LOOKAHEAD = 2  # of the processor, which goes before the encoder's own
 
 
 def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fields):
@@ -59,18 +69,58 @@ def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fiel
     if way == "TDT":  # it would say tokens and stay at a frame without an end
         head.bias.data[BLANK + 1 + config.durations.index(0)] -= 4
     if way != "CTC":
-        head.weight.data *= 2
-        model.decoder.embedding.weight.data *= 4  # what was said changes what follows
-        model.decoder.decoder_projector.weight.data *= 4
-        model.generation_config = transformers.GenerationConfig(decoder_start_token_id=BLANK)
+        make_lively(model)
     model.save_pretrained(folder)
-    tokenizer = build_tokenizer(chat_template="", eos_token="<blank>", last_tokens=("<blank>",))
+    write_tokenizer(folder, pad_token="<blank>" if way == "CTC" else "<s>")
+    made = {**EXTRACTOR, **(extractor or {})}
+    (folder / "preprocessor_config.json").write_text(json.dumps(made))
+    return folder
+
+
+def make_lively(model):
+    """Has what was said change what follows."""
+    model.joint.head.weight.data *= 2
+    model.decoder.embedding.weight.data *= 4
+    model.decoder.decoder_projector.weight.data *= 4
+    model.generation_config = transformers.GenerationConfig(decoder_start_token_id=BLANK)
+
+
+def write_tokenizer(folder, *, pad_token, tags=()):
+    tokenizer = build_tokenizer(
+        chat_template="", eos_token="<blank>", last_tokens=("<blank>", *tags)
+    )
     tokenizer.save_pretrained(folder)
     own = folder / "tokenizer_config.json"
     settings = json.loads(own.read_text())
-    settings |= {"tokenizer_class": "ParakeetTokenizer"}
-    settings |= {"pad_token": "<blank>" if way == "CTC" else "<s>"}
+    settings |= {"tokenizer_class": "ParakeetTokenizer", "pad_token": pad_token}
     own.write_text(json.dumps(settings))
-    made = {**EXTRACTOR, **(extractor or {})}
-    (folder / "preprocessor_config.json").write_text(json.dumps(made))
+
+
+def write_nemotron(folder, name, *, bias=2.0, encoder=None, extractor=None, **fields):
+    """Writes a checkpoint of "NemotronAsrStreaming" or "Nemotron3_5Asr", with its processor."""
+    is_told = name == "Nemotron3_5Asr"
+    told = {"num_prompts": 8, "prompt_intermediate_size": 40, "default_prompt_id": 5}
+    tags = TAGS if is_told else ()
+    config = getattr(transformers, f"{name}Config")(
+        encoder_config={**NEMOTRON, **(encoder or {})},
+        vocab_size=VOCAB_SIZE + 1 + len(tags),
+        **{**DECODER, **(told if is_told else {}), **fields},
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForRNNT")(config).eval()
+    randomize(model)
+    model.joint.head.bias.data[BLANK] += bias
+    make_lively(model)
+    if is_told:  # a language changes what is heard
+        model.prompt_projector.linear_1.weight.data[:, -config.num_prompts :] *= 4
+    model.save_pretrained(folder)
+    write_tokenizer(folder, pad_token="<s>", tags=tags)
+    own = {key: value for key, value in EXTRACTOR.items() if key != "feature_extractor_type"}
+    processor = getattr(transformers, f"{name}Processor")(
+        transformers.NemotronAsrStreamingFeatureExtractor(**{**own, **(extractor or {})}),
+        transformers.AutoTokenizer.from_pretrained(folder),
+        default_num_lookahead_tokens=LOOKAHEAD,
+        **({"prompt_dictionary": LANGUAGES} if is_told else {}),
+    )
+    processor.save_pretrained(folder)
     return folder

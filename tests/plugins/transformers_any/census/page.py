@@ -251,11 +251,10 @@ The census compares `transformers_any`, which computes as the class does.
 
 ## Models that hear
 
-Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Parakeet (CTC, RNNT, TDT), Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
+Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Parakeet (CTC, RNNT, TDT), Nemotron ASR Streaming, Nemotron 3.5 ASR, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
 
 | left out | why |
 |---|---|
-| Nemotron ASR Streaming, Nemotron 3.5 ASR | encoders that hear in pieces, with a prompt for the language; no plugin yet |
 | Granite Speech Plus | not tried: transformers' feature extractor of it needs torchaudio |
 
 ## Models that give vectors or scores
