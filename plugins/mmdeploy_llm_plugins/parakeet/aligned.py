@@ -49,7 +49,8 @@ class Found:
 class AlignedLM(nn.Module):
     """An encoder of frames, and what a subclass adds to find tokens in them.
 
-    tower: transformers' class of the encoder. size: H. vocab_size: V. blank: the token of frames that say none, which ends answers.
+    tower: transformers' class of the encoder. size: H. vocab_size: V. blank: the token of frames
+        that say none, which ends answers.
     """
 
     tower: ClassVar[Any] = ParakeetEncoder
