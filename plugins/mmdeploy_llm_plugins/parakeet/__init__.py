@@ -1,18 +1,23 @@
 """Parakeet: speech to text, by an encoder of mel frames each of which says one token, none or
-several: CTC, RNN-T and TDT. Nemotron ASR is RNN-T on another such encoder."""
+several: CTC, RNN-T and TDT. Nemotron ASR is RNN-T and Granite Speech 5 CTC on other encoders."""
 
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 PACKAGE = "mmdeploy_llm_plugins.parakeet"
-# name -> class of transformers and here, file, begin of the names of its prompts and speech, sounds
-FAMILIES = {
-    "parakeet_ctc": ("ParakeetForCTC", "model", "Parakeet", "Parakeet"),
-    "parakeet_rnnt": ("ParakeetForRNNT", "model", "Parakeet", "Parakeet"),
-    "parakeet_tdt": ("ParakeetForTDT", "model", "Parakeet", "Parakeet"),
-    "nemotron_asr_streaming": ("NemotronAsrStreamingForRNNT", "nemotron", "Parakeet", "Nemotron"),
-    "nemotron3_5_asr": ("Nemotron3_5AsrForRNNT", "nemotron", "Language", "Nemotron"),
+# Classes of prompts and of speech, file and class of sounds.
+PARAKEET = ("Parakeet", "Parakeet", "sound:Parakeet")
+NEMOTRON = ("Parakeet", "Parakeet", "sound:Nemotron")
+TOLD = ("Language", "Language", "sound:Nemotron")
+GRANITE = ("Parakeet", "GraniteSpeech5", "granite_sound:GraniteSpeech5")
+FAMILIES = {  # name -> file and class of the model, which is transformers' name; then these
+    "parakeet_ctc": ("model:ParakeetForCTC", *PARAKEET),
+    "parakeet_rnnt": ("model:ParakeetForRNNT", *PARAKEET),
+    "parakeet_tdt": ("model:ParakeetForTDT", *PARAKEET),
+    "nemotron_asr_streaming": ("nemotron:NemotronAsrStreamingForRNNT", *NEMOTRON),
+    "nemotron3_5_asr": ("nemotron:Nemotron3_5AsrForRNNT", *TOLD),
+    "granite_speech5": ("granite:GraniteSpeech5ForCTC", *GRANITE),
 }
 
 
@@ -22,15 +27,15 @@ def provide_models() -> tuple[ModelSpec, ...]:
     return tuple(
         ModelSpec(
             name=name,
-            architectures=(own,),
-            factory=f"{PACKAGE}.{file}:{own}",
-            encoder=f"{PACKAGE}.prompts:{rules}Prompts",
-            speech=f"{PACKAGE}.speech:{rules}Speech",
+            architectures=(own.partition(":")[2],),
+            factory=f"{PACKAGE}.{own}",
+            encoder=f"{PACKAGE}.prompts:{prompts}Prompts",
+            speech=f"{PACKAGE}.speech:{speech}Speech",
             question=" ",
             media=("audio",),
             sampling={"temperature": 0.0},
         )
-        for name, (own, file, rules, _) in FAMILIES.items()
+        for name, (own, prompts, speech, _) in FAMILIES.items()
     )
 
 
@@ -40,9 +45,9 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     kinds = dict.fromkeys(own[-1] for own in FAMILIES.values())
     return tuple(
         MediaProcessorSpec(
-            name=f"{kind.lower()}-audio",
+            name=f"{kind.partition(':')[2].lower()}-audio",
             kind="audio",
-            factory=f"{PACKAGE}.sound:{kind}Sounds",
+            factory=f"{PACKAGE}.{kind}Sounds",
             models=tuple(name for name, own in FAMILIES.items() if own[-1] == kind),
         )
         for kind in kinds

@@ -19,6 +19,7 @@ from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, SpokenWord, Sureness
 from mmdeploy_llm_plugins.encoder_decoder.prompts import vocabulary
 from mmdeploy_llm_plugins.transformers_parts.fast_conformer import steps_of
 
+from .granite_sound import frames_of
 from .prompts import TIMES, Languages, blank_of
 
 RATE, HOP = 16_000, 160  # samples per second and per frame, unless a checkpoint says more
@@ -52,9 +53,12 @@ class ParakeetSpeech:
     def __init__(self, checkpoint: Checkpoint) -> None:
         fields, encoder = extractor_fields(checkpoint) or {}, checkpoint.config.encoder_config
         self.rate = int(fields.get("sampling_rate", RATE))
-        frames = encoder.subsampling_conv_stride ** steps_of(encoder)
-        self._step = frames * int(fields.get("hop_length", HOP)) / self.rate
+        self._step = self.frames(encoder) * int(fields.get("hop_length", HOP)) / self.rate
         self._end = blank_of(checkpoint)
+
+    def frames(self, encoder: Any) -> int:
+        """Returns how many mel frames the encoder makes one of. encoder: its config."""
+        return int(encoder.subsampling_conv_stride ** steps_of(encoder))
 
     def prompt(self, language: str | None, task: str, before: str) -> str:
         """Returns an empty question. Raises RequestError for what the model cannot be asked."""
@@ -118,6 +122,14 @@ class ParakeetSpeech:
         entries = zip(own.token_ids, own.logprobs or (), strict=False)
         found = [entry[token].logprob for token, entry in entries if self._is_word(token)]
         return Sureness(no_speech=0.0, mean_logprob=sum(found) / len(found) if found else 0.0)
+
+
+class GraniteSpeech5Speech(ParakeetSpeech):
+    """That of Granite Speech 5, whose encoder makes other frames."""
+
+    def frames(self, encoder: Any) -> int:
+        """See ParakeetSpeech."""
+        return frames_of(encoder)
 
 
 class LanguageSpeech(ParakeetSpeech):

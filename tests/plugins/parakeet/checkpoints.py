@@ -1,5 +1,5 @@
-"""Tiny random checkpoints of Parakeet and Nemotron ASR, whose tokens and blanks are about as
-frequent."""
+"""Tiny random checkpoints of Parakeet, Nemotron ASR and Granite Speech 5, whose tokens and blanks
+are about as frequent."""
 
 import json
 
@@ -43,6 +43,29 @@ NEMOTRON = {
     "sliding_window": 9,
     "default_num_lookahead_tokens": 3,
 }
+GRANITE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_mel_bins": 16,
+    "max_position_embeddings": 40,
+    "context_size": 12,
+    "conv_kernel_size": 5,
+}
+GRANITE_EXTRACTOR = {
+    "feature_extractor_type": "GraniteSpeech5FeatureExtractor",
+    "feature_size": 64,
+    "num_mel_bins": 16,
+    "sampling_rate": RATE,
+    "n_fft": 512,
+    "win_length": 400,
+    "hop_length": 160,
+    "delta_win_length": 3,
+    "logmel_floor_db": 8.0,
+    "padding_side": "right",
+    "padding_value": 0.0,
+}
 TAGS = ("<de-DE>", "<en-US>")  # tokens after the blank one
 LANGUAGES = {"en-US": 0, "en": 0, "de-DE": 2, "de": 2, "auto": 5}
 LOOKAHEAD = 2  # of the processor, which goes before the encoder's own
@@ -59,11 +82,7 @@ def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fiel
     torch.manual_seed(seed)
     model = getattr(transformers, f"ParakeetFor{way}")(config).eval()
     randomize(model)
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.data = 0.3 * torch.randn_like(buffer)
-        if name.endswith("running_var"):
-            buffer.data = 0.5 + torch.rand_like(buffer)
+    randomize_norms(model)
     head = model.ctc_head if way == "CTC" else model.joint.head
     head.bias.data[BLANK] += bias
     if way == "TDT":  # it would say tokens and stay at a frame without an end
@@ -75,6 +94,15 @@ def write(folder, way, *, bias=2.5, seed=0, encoder=None, extractor=None, **fiel
     made = {**EXTRACTOR, **(extractor or {})}
     (folder / "preprocessor_config.json").write_text(json.dumps(made))
     return folder
+
+
+def randomize_norms(model):
+    """Has norms of batches remember some."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.data = 0.3 * torch.randn_like(buffer)
+        if name.endswith("running_var"):
+            buffer.data = 0.5 + torch.rand_like(buffer)
 
 
 def make_lively(model):
@@ -123,4 +151,25 @@ def write_nemotron(folder, name, *, bias=2.0, encoder=None, extractor=None, **fi
         **({"prompt_dictionary": LANGUAGES} if is_told else {}),
     )
     processor.save_pretrained(folder)
+    return folder
+
+
+def write_granite(folder, *, bias=2.0, encoder=None, extractor=None, **fields):
+    """Writes a checkpoint of Granite Speech 5."""
+    size = VOCAB_SIZE + 1
+    config = transformers.GraniteSpeech5CTCConfig(
+        encoder_config={**GRANITE, "vocab_size": size, **(encoder or {})},
+        vocab_size=size,
+        pad_token_id=BLANK,
+        **fields,
+    )
+    torch.manual_seed(0)
+    model = transformers.GraniteSpeech5ForCTC(config).eval()
+    randomize(model)
+    randomize_norms(model)
+    model.ctc_head.bias.data[BLANK] += bias  # where it is tied, of the head in the middle too
+    model.save_pretrained(folder)
+    write_tokenizer(folder, pad_token="<blank>")
+    made = {**GRANITE_EXTRACTOR, **(extractor or {})}
+    (folder / "preprocessor_config.json").write_text(json.dumps(made))
     return folder

@@ -43,7 +43,7 @@ class TestSounds(MediaProcessorConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, tmp_path_factory):
-        _, spec = provide_media_processors()
+        _, spec, _ = provide_media_processors()
         checkpoint = read_checkpoint(write_nemotron(tmp_path_factory.mktemp("sounds"), TOLD))
         own = ProcessorSubject(
             spec=spec, checkpoint=checkpoint, item_options=({"start": 0.1}, {"end": 0.25})

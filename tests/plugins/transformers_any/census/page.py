@@ -251,11 +251,7 @@ The census compares `transformers_any`, which computes as the class does.
 
 ## Models that hear
 
-Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Parakeet (CTC, RNNT, TDT), Nemotron ASR Streaming, Nemotron 3.5 ASR, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
-
-| left out | why |
-|---|---|
-| Granite Speech Plus | not tried: transformers' feature extractor of it needs torchaudio |
+Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Parakeet (CTC, RNNT, TDT), Nemotron ASR Streaming, Nemotron 3.5 ASR, Granite Speech 5, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat), and Granite Speech Plus, which the census does not run: transformers' feature extractor of it needs torchaudio. Ours does not, and its answers are compared in tests.
 
 ## Models that give vectors or scores
 
