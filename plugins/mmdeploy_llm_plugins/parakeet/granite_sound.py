@@ -31,7 +31,7 @@ FIELDS = {  # of the feature extractor, with their defaults
 
 def frames_of(config: Any) -> int:
     """Returns how many mel frames the encoder makes one of. config: of the encoder."""
-    return STACKED * 2 ** len(config.subsample_layers)
+    return int(STACKED * 2 ** len(config.subsample_layers))
 
 
 class GraniteSpeech5Sounds(SoundProcessor):

@@ -43,6 +43,8 @@ class FrameHead(nn.Module):
 class ParakeetForCTC(AlignedLM):
     """transformers' class of the same name."""
 
+    ctc_head: nn.Module
+
     def __init__(self, config: Any) -> None:
         size = config.encoder_config.hidden_size
         super().__init__(config, size, config.pad_token_id)
