@@ -85,6 +85,18 @@ def test_patches_and_words_are_those_of_transformers(images, tiny_folder, size):
     assert item.prompt_text == "<doc>" + processor.replace_image_token(grids, 0)
 
 
+@pytest.mark.parametrize("size", [(300, 200), (7, 900), (56, 56)])
+def test_a_picture_is_within_its_budget(images, size):
+    """Without one it keeps its size."""
+    own = images(max_side=0)
+    decoded = own.decode(picture(*size), LIMITS)
+    whole = -(-size[0] // PATCH) * -(-size[1] // PATCH) + 1
+    assert own.process(decoded, {}).num_tokens == own.count_tokens(decoded, {}) == whole
+    limited = own.with_budget(16)
+    made = limited.process(decoded, {})
+    assert 2 <= made.num_tokens == limited.count_tokens(decoded, {}) <= 16
+
+
 class Reference:
     """transformers' model of the folder."""
 
