@@ -145,6 +145,24 @@ def test_vectors_of_tasks_and_pictures_are_those_of_transformers(images, tiny_fo
         np.testing.assert_allclose(np.asarray(output.embedding), own.numpy(), atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM"])
+def test_classes_without_vectors_of_tokens_give_a_mean(tiny_copy, tmp_path, kind):
+    folder = tiny_copy(NAME, tmp_path)
+    whole = Reference(folder)
+    config = whole.model.config
+    model = getattr(transformers, f"NeoMME{kind}")(config)
+    (model if kind == "Model" else model.model).load_state_dict(whole.model.model.state_dict())
+    model.save_pretrained(folder)
+    text = "how many are there?"
+    ids = whole.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        states = whole.model.model(ids).last_hidden_state[0]
+    expected = torch.nn.functional.normalize(states.mean(0), dim=0)
+    with LLM(str(folder), dtype="float32", use_warmup=False, quiet=True) as llm:
+        outputs = llm.embed([text, "a red circle"], use_tqdm=False)
+    np.testing.assert_allclose(outputs[0].embedding, expected.numpy(), atol=1e-4)
+
+
 def test_a_picture_with_words_is_refused(tiny_folder):
     with LLM(str(tiny_folder(NAME)), dtype="float32", use_warmup=False, quiet=True) as llm:
         page = {"image": picture(28, 28)}
