@@ -65,6 +65,7 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.bert",
         "mmdeploy_llm_plugins.gemma",
         "mmdeploy_llm_plugins.qwen",
+        "mmdeploy_llm_plugins.transformers_parts",
     ),
     "mmdeploy_llm_plugins.minicpm": ("mmdeploy_llm_plugins.qwen",),
     "mmdeploy_llm_plugins.paddleocr": ("mmdeploy_llm_plugins.ernie",),
@@ -103,6 +104,7 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
     ),
     "mmdeploy_llm_plugins.parakeet": (
         "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_media",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
     "mmdeploy_llm_plugins.pix2struct": ("mmdeploy_llm_plugins.encoder_decoder",),

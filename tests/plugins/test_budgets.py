@@ -18,7 +18,7 @@ VIDEOS = [name for name, spec in SPECS.items() if spec.kind == "video"]
 FIXED = {"clip-image", "siglip2-image", "colpali-image", "colmodernvbert-image", "florence-image"}
 FIXED |= {"mllama-image", "pp_formulanet-image", "t5gemma2-image", "vision_encoder_decoder-image"}
 FIXED |= {"blip-image", "git-image", "kosmos2_5-image", "pix2struct-image"}
-FIXED |= {"tipsv2-image", "ultravbert-image"}
+FIXED |= {"neomme-image", "tipsv2-image", "ultravbert-image"}
 IMAGES = [name for name, spec in SPECS.items() if spec.kind == "image" and name not in FIXED]
 PHOTO = (4032, 3024)
 SIZES = [

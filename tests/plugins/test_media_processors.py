@@ -8,7 +8,9 @@ from mmdeploy_llm.testing.media.subject import ProcessorSubject, checkpoint_of
 
 MANAGER = PluginManager.load()
 # Their families' tests run the kit, with a checkpoint or a reference of their own.
-IN_TESTS_OF_THEIR_FAMILY = ("cohere_asr-audio", "parakeet-audio")
+IN_TESTS_OF_THEIR_FAMILY = (
+    *("cohere_asr-audio", "granitespeech5-audio", "nemotron-audio", "parakeet-audio"),
+)
 # Those of families; transformers_any's need the checkpoint of a whole model.
 SPECS = {
     spec.name: spec

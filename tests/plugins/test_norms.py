@@ -12,7 +12,8 @@ LAYER_NORMS = {  # families without an RMSNorm, or with transformers' own alone
     *("bert", "blip", "bloom", "camembert", "canary", "clip", "cohere", "cohere2", "cohere_asr"),
     *("colmodernvbert", "distilbert", "electra", "embedding_gemma2_text", "falcon", "florence2"),
     *("git", "gpt_neo", "gpt_neox", "gte", "jais2", "jina_embeddings_v3", "modernbert"),
-    *("moonshine", "moonshine_streaming", "mpnet", "mpt", "nemotron", "nomic_bert", "olmo", "phi"),
+    *("moonshine", "moonshine_streaming", "mpnet", "mpt", "nemotron", "neomme_retrieval"),
+    *("nomic_bert", "olmo", "phi"),
     *("pp_formulanet", "roberta", "siglip", "siglip2", "stablelm", "starcoder2", "tipsv2"),
     *("vision_encoder_decoder", "whisper", "xlm_roberta"),
 }

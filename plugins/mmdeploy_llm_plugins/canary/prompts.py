@@ -10,8 +10,7 @@ answer, as transformers' processors of these families write them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from transformers.models.canary.processing_canary import LANGUAGE_CODE_TO_NAME
 from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
@@ -19,7 +18,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmdeploy_llm.errors import CheckpointError, RequestError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm_plugins.encoder_decoder.prompts import BegunByText, setting
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TOKENIZER, BegunByText, setting, vocabulary
 
 START = "<|startoftranscript|>"
 ASKED = (
@@ -28,7 +27,6 @@ ASKED = (
 )
 MARKS = ("pnc", "nopnc")  # with and without capitals and punctuation
 WORD = re.compile(r"<\|([^|<>]*)\|>")
-TOKENIZER = "tokenizer.json"
 
 
 class CanaryPrompts(BegunByText):
@@ -121,15 +119,10 @@ def _start(checkpoint: Checkpoint) -> int:
 def _token_id(checkpoint: Checkpoint, token: str) -> int:
     """Returns the id of a token by its own name, which no text may encode to. Raises
     CheckpointError for a vocabulary without it."""
-    stored = checkpoint.read_json(TOKENIZER)
-    for added in stored.get("added_tokens") or ():
-        if added["content"] == token:
-            return int(added["id"])
-    vocab: Any = (stored.get("model") or {}).get("vocab") or {}
-    ids = vocab if isinstance(vocab, Mapping) else {own[0]: at for at, own in enumerate(vocab)}
+    ids = vocabulary(checkpoint)
     if token not in ids:
         raise CheckpointError(
             f"{TOKENIZER} has no token {token!r}, with which this model is asked; take the file of "
             "the checkpoint's authors"
         )
-    return int(ids[token])
+    return ids[token]

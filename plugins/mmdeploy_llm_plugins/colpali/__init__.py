@@ -1,5 +1,6 @@
 """ColPali, ColQwen2 and ColModernVBert: a vector for each token of a page or of a query, compared
-by MaxSim. UltraVBert, of the same parts, has one vector for a text or a picture."""
+by MaxSim. UltraVBert, of the same parts, has one vector for a text or a picture, and NeoMME both
+kinds."""
 
 from __future__ import annotations
 
@@ -43,6 +44,20 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny=f"{PACKAGE}.tiny:ULTRAVBERT",
             media=("image",),
         ),
+        ModelSpec(
+            name="neomme",
+            architectures=("NeoMMEModel", "NeoMMEForMaskedLM"),
+            factory=f"{PACKAGE}.neomme:NeoMMEModel",
+            media=("image",),
+        ),
+        ModelSpec(
+            name="neomme_retrieval",
+            architectures=("NeoMMEForRetrieval",),
+            factory=f"{PACKAGE}.neomme:NeoMMEForRetrieval",
+            tiny=f"{PACKAGE}.tiny:NEOMME",
+            vectors=f"{PACKAGE}.rules:NEOMME",
+            media=("image",),
+        ),
     )
 
 
@@ -73,5 +88,11 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             kind="image",
             factory=f"{PACKAGE}.image:UltraImages",
             models=("ultravbert",),
+        ),
+        MediaProcessorSpec(
+            name="neomme-image",
+            kind="image",
+            factory=f"{PACKAGE}.neomme_image:NeoMMEImages",
+            models=("neomme", "neomme_retrieval"),
         ),
     )

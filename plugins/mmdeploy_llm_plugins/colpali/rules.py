@@ -19,3 +19,5 @@ def _rules(before: str, token: str, after: str = "\n") -> EmbeddingRules:
 PALI = _rules("<bos>Question: ", "<pad>")
 QWEN = _rules("Query: ", "<|endoftext|>")
 MODERN = _rules("", "<end_of_utterance>", "")
+# Its checkpoints have the words in their chat templates, by task.
+NEOMME = EmbeddingRules(pooling="tokens", similarity="maxsim")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.neomme.processing_neomme import NeoMMEProcessor
 
 from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.testing.tiny import Family, MediaForm, preprocessor_files, text_config
@@ -77,6 +78,39 @@ def _ultravbert(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     )
 
 
+def _neomme(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    """Layers with a narrow and a wide window, and without one."""
+    kinds = ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"]
+    fields = {
+        "vocab_size": len(tokenizer),
+        "embedding_rank": 24,
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_hidden_layers": len(kinds),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "layer_types": kinds,
+        "sliding_window": 3,
+        "patch_size": PATCH,
+        "embedding_dim": DIM,
+        "pad_token_id": tokenizer.pad_token_id,
+        "document_token_id": tokenizer.convert_tokens_to_ids("<doc>"),
+        "image_token_id": tokenizer.convert_tokens_to_ids("<img>"),
+    }
+    return transformers.NeoMMEConfig(**{**fields, **options})
+
+
+def _pages(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+    """Returns the patches of a picture, and their places."""
+    if not media:
+        return {}
+    (span,) = media
+    assert span.item.grid_thw is not None
+    places = NeoMMEProcessor._image_positions(*span.item.grid_thw[1:])
+    return {"pixel_values": span.item.tensors["pixel_values"], "position_ids": places.T[:, None]}
+
+
 def _pixels(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     """Returns the images, and that all tokens see each other."""
     pixels = torch.cat([span.item.tensors["pixel_values"] for span in media])
@@ -95,6 +129,29 @@ def _grids(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Te
     return {"pixel_values": span.item.tensors["pixels"][None], "image_grid_thw": grid}
 
 
+NEOMME = Family(
+    architecture="NeoMMEForRetrieval",
+    make_config=_neomme,
+    chat_template=(
+        "{{- '<query>' if task == 'query' else '<doc>' -}}"
+        "{%- for m in messages -%}{{- m.content -}}{%- endfor -%}"
+        "{%- if task == 'query' -%}<mask><mask><mask>{%- endif -%}"
+    ),
+    special_tokens=("<doc>", "<img>", "<row>", "<query>", "<mask>"),
+    named_tokens={"document_token": "<doc>", "image_token": "<img>", "row_token": "<row>"},
+    is_embedder=True,
+    files={
+        **NO_PROCESSOR,
+        "preprocessor_config.json": {
+            "image_processor_type": "NeoMMEImageProcessor",
+            "patch_size": PATCH,
+            "max_side": 4 * PATCH,
+            "image_mean": HALF,
+            "image_std": HALF,
+        },
+    },
+    media=MediaForm(inputs=_pages),
+)
 COLPALI = Family(
     architecture="ColPaliForRetrieval",
     make_config=_colpali,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
 
-MARKER = "<image>"
+MARKER, TOKENIZER = "<image>", "tokenizer.json"
 # Of checkpoints without one, which read a picture and a text: one after the other.
 TEMPLATE = (
     "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
@@ -47,6 +47,15 @@ def start_id(checkpoint: Checkpoint, *configs: Any) -> int:
         "neither generation_config.json nor config.json has decoder_start_token_id, with which the "
         "decoder begins"
     )
+
+
+def vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
+    """Returns the ids of tokens by their own names, which no text may encode to."""
+    stored = checkpoint.read_json(TOKENIZER)
+    vocab: Any = (stored.get("model") or {}).get("vocab") or {}
+    ids = vocab if isinstance(vocab, Mapping) else {own[0]: at for at, own in enumerate(vocab)}
+    added = {own["content"]: int(own["id"]) for own in stored.get("added_tokens") or ()}
+    return {**ids, **added}
 
 
 class BegunByText:

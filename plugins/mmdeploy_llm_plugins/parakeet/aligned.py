@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,11 +47,13 @@ class Found:
 
 
 class AlignedLM(nn.Module):
-    """A FastConformer encoder, and what a subclass adds to find tokens in its frames.
+    """An encoder of frames, and what a subclass adds to find tokens in them.
 
-    size: H. vocab_size: V. blank: the token of frames that say none, which ends answers.
+    tower: transformers' class of the encoder. size: H. vocab_size: V. blank: the token of frames
+        that say none, which ends answers.
     """
 
+    tower: ClassVar[Any] = ParakeetEncoder
     num_layers, num_kv_heads, head_dim = 1, 1, 64  # of a cache that nothing is written to
     attends_itself = True
 
@@ -61,7 +63,7 @@ class AlignedLM(nn.Module):
         self.cross = CrossKV(
             num_layers=1, num_kv_heads=1, head_dim=self.hidden_size, has_row_each=False
         )
-        self.encoder = TransformersTower(copy.deepcopy(config.encoder_config), ParakeetEncoder)
+        self.encoder = TransformersTower(copy.deepcopy(config.encoder_config), self.tower)
         self.weight_map: WeightMap
 
     def map_weights(self, *renames: tuple[str, Replacement]) -> None:
@@ -79,20 +81,25 @@ class AlignedLM(nn.Module):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns the rows of each sound, [1, 2, U + 1, 1, hidden] float32."""
-        return [self._kept(own) for own in self.found_in(self._heard(items))]
+        return [self._kept(own) for own in self.found_in(self.heard(items))]
 
-    def _heard(self, items: Sequence[MediaInput]) -> list[Tensor]:
-        """Returns the encoder's output of each sound, [L, encoder size]; those of one length are
-        computed at once, so that none is padded."""
+    def arguments(self, item: MediaInput) -> Mapping[str, Any]:
+        """Returns what the encoder is called with besides frames; by default nothing."""
+        return {}
+
+    def heard(self, items: Sequence[MediaInput]) -> list[Tensor]:
+        """Returns the encoder's output of each sound, [L, encoder size]; those of one length and
+        call are computed at once, so that none is padded."""
         device = next(self.encoder.parameters()).device
-        groups = dict[int, list[int]]()
+        groups = dict[tuple[Any, ...], list[int]]()
         features = [_trimmed(item) for item in items]
         for at, own in enumerate(features):
-            groups.setdefault(len(own), []).append(at)
+            key = len(own), *self.arguments(items[at]).items()
+            groups.setdefault(key, []).append(at)
         heard = dict[int, Tensor]()
-        for places in groups.values():
+        for (_, *arguments), places in groups.items():
             group = torch.stack([features[at] for at in places]).to(device, self.encoder.dtype)
-            out = self.encoder.inner(group).last_hidden_state
+            out = self.encoder.inner(group, **dict(arguments)).last_hidden_state
             heard.update(zip(places, out.unbind(), strict=True))
         return [heard[at] for at in range(len(items))]
 

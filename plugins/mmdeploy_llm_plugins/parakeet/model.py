@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
 from mmdeploy_llm.layers import Embedding, Linear, keep_sums
+from mmdeploy_llm.weights.map import Replacement
 
 from .aligned import AlignedLM, Found
 from .search import Walk
@@ -41,6 +42,8 @@ class FrameHead(nn.Module):
 
 class ParakeetForCTC(AlignedLM):
     """transformers' class of the same name."""
+
+    ctc_head: nn.Module
 
     def __init__(self, config: Any) -> None:
         size = config.encoder_config.hidden_size
@@ -122,9 +125,14 @@ class ParakeetForRNNT(AlignedLM):
         self.encoder_projector = Linear(config.encoder_config.hidden_size, size, bias=True)
         self.decoder = Decoder(config)
         self.joint = Joint(config, config.vocab_size + len(self.durations))
-        self.map_weights(
+        self.map_weights()
+
+    def map_weights(self, *renames: tuple[str, Replacement]) -> None:
+        """See AlignedLM."""
+        super().map_weights(
             (LSTM.format("ih"), r"decoder.layers.\2.input.\1"),
             (LSTM.format("hh"), r"decoder.layers.\2.hidden.\1"),
+            *renames,
         )
 
     def found_in(self, frames: Sequence[Tensor]) -> Sequence[Found]:

@@ -4,10 +4,11 @@ found."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 from math import exp
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,18 @@ from mmdeploy_llm_processors.from_transformers.loading import extractor_fields
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken, SpokenWord, Sureness
+from mmdeploy_llm_plugins.encoder_decoder.prompts import vocabulary
 from mmdeploy_llm_plugins.transformers_parts.fast_conformer import steps_of
 
-from .prompts import TIMES, blank_of
+from .granite_sound import frames_of
+from .prompts import TIMES, Languages, blank_of
 
 RATE, HOP = 16_000, 160  # samples per second and per frame, unless a checkpoint says more
 SECONDS = 30.0  # of a window; the encoder reads longer ones, at a cost that grows with its square
 PAUSE = 1.0  # seconds of silence after which another line begins
 LAST = re.compile(r"[.?!\u3002\uff1f\uff01\u2026][\"'\u201d\u2019)\u300d]*$")  # ends a sentence
 CONTEXT, PART = 8, "\ufffd"  # tokens before one; stands for a part of a character
+TAG = re.compile(r"\u2581?<([a-z]{2,3}-[A-Z]{2})>")  # of the language, among the tokens
 MARKS = re.compile(r"[\W_]+")  # a text without letters
 
 
@@ -39,29 +43,34 @@ class _Token:
 
 
 class ParakeetSpeech:
-    """See hooks.SpeechRules and hooks.WordTimes."""
+    """See hooks.SpeechRules and hooks.WordTimes. tags: tokens that name a language and are no
+    words, with its code."""
 
     seconds = SECONDS
     is_aligned = True
+    tags: Mapping[int, str] = MappingProxyType({})
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         fields, encoder = extractor_fields(checkpoint) or {}, checkpoint.config.encoder_config
         self.rate = int(fields.get("sampling_rate", RATE))
-        frames = encoder.subsampling_conv_stride ** steps_of(encoder)
-        self._step = frames * int(fields.get("hop_length", HOP)) / self.rate
+        self._step = self.frames(encoder) * int(fields.get("hop_length", HOP)) / self.rate
         self._end = blank_of(checkpoint)
+
+    def frames(self, encoder: Any) -> int:
+        """Returns how many mel frames the encoder makes one of. encoder: its config."""
+        return int(encoder.subsampling_conv_stride ** steps_of(encoder))
 
     def prompt(self, language: str | None, task: str, before: str) -> str:
         """Returns an empty question. Raises RequestError for what the model cannot be asked."""
         if language is not None:
             raise RequestError(
-                f"a parakeet model writes what it hears and is not asked for {language!r:.40}; "
+                f"this model writes what it hears and is not asked for {language!r:.40}; "
                 "leave the language out, or take a checkpoint that knows it"
             )
         if task != "transcribe":
-            raise RequestError("a parakeet model cannot translate; leave the task out")
+            raise RequestError("this model cannot translate; leave the task out")
         if before:
-            raise RequestError("a parakeet model reads no words before a sound; leave them out")
+            raise RequestError("this model reads no words before a sound; leave them out")
         return " "
 
     def with_words(self, prompt: str) -> str:
@@ -70,9 +79,16 @@ class ParakeetSpeech:
 
     def read(self, ids: Sequence[int]) -> Heard:
         """Returns all words as one sentence: their times are not in the tokens."""
-        own = tuple(one for one in ids if one != self._end)
+        own = tuple(one for one in ids if self._is_word(one))
         spoken = (Spoken(start=0.0, end=None, ids=own),) if own else ()
-        return Heard(language=None, spoken=spoken)
+        return Heard(language=self._language(ids), spoken=spoken)
+
+    def _is_word(self, token: int) -> bool:
+        return token != self._end and token not in self.tags
+
+    def _language(self, ids: Sequence[int]) -> str | None:
+        """Returns the language that an answer names last; None for none."""
+        return next((self.tags[one] for one in reversed(ids) if one in self.tags), None)
 
     def read_words(
         self, output: Any, seconds: float, language: str | None, decode: Callable[..., str]
@@ -87,30 +103,51 @@ class ParakeetSpeech:
             if not words or token.text[:1].isspace():
                 words.append([])
             words[-1].append(token)
-        return Heard(language=None, spoken=tuple(map(_spoken, _lines(words))))
+        spoken = tuple(map(_spoken, _lines(words)))
+        return Heard(language=self._language(own.token_ids), spoken=spoken)
 
     def _tokens(self, own: Any, seconds: float, decode: Callable[..., str]) -> Iterator[_Token]:
         """Yields the tokens of an answer with their times, none after the end of the sound."""
-        ids = [one for one in own.token_ids if one != self._end]
+        places = [at for at, one in enumerate(own.token_ids) if self._is_word(one)]
+        ids = [own.token_ids[at] for at in places]
         times = np.minimum(own.attention.argmax(-1) * self._step, seconds).tolist()
-        sure = [
-            exp(entry[token].logprob) for token, entry in zip(ids, own.logprobs or (), strict=False)
-        ]
-        for at, (text, (start, end)) in enumerate(zip(texts_of(ids, decode), times, strict=False)):
-            yield _Token(
-                id=ids[at],
-                text=text,
-                start=start,
-                end=end,
-                probability=sure[at] if sure else None,
-            )
+        for at, token, text in zip(places, ids, texts_of(ids, decode), strict=True):
+            start, end = times[at]
+            sure = exp(own.logprobs[at][token].logprob) if own.logprobs else None
+            yield _Token(id=token, text=text, start=start, end=end, probability=sure)
 
     def sureness(self, output: Any) -> Sureness:
         """See hooks.SpeechRules. No token says that nobody speaks."""
         own = output.outputs
         entries = zip(own.token_ids, own.logprobs or (), strict=False)
-        found = [entry[token].logprob for token, entry in entries if token != self._end]
+        found = [entry[token].logprob for token, entry in entries if self._is_word(token)]
         return Sureness(no_speech=0.0, mean_logprob=sum(found) / len(found) if found else 0.0)
+
+
+class GraniteSpeech5Speech(ParakeetSpeech):
+    """That of Granite Speech 5, whose encoder makes other frames."""
+
+    def frames(self, encoder: Any) -> int:
+        """See ParakeetSpeech."""
+        return frames_of(encoder)
+
+
+class LanguageSpeech(ParakeetSpeech):
+    """That of Nemotron 3.5 ASR, which is told a language or names it after the words."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self._languages = Languages(checkpoint)
+        found = {at: TAG.fullmatch(name) for name, at in vocabulary(checkpoint).items()}
+        self.tags = {at: own[1] for at, own in found.items() if own is not None}
+
+    def prompt(self, language: str | None, task: str, before: str) -> str:
+        """Returns the language. Raises RequestError for what the model cannot be asked."""
+        asked = super().prompt(None, task, before)
+        if language is None:
+            return asked
+        self._languages.id_of(language)
+        return f"<|{language}|>"
 
 
 def texts_of(ids: Sequence[int], decode: Callable[..., str]) -> Sequence[str]:

@@ -23,7 +23,10 @@ BY_QUERIES = ("InstructBlipForConditionalGeneration",)
 BY_FRAMES = ("InstructBlipVideoForConditionalGeneration",)
 KOSMOS = ("Kosmos2ForConditionalGeneration",)
 # They hear, and transcribe as speech.py asks them.
-HEARING = ("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "OmniASR", "Qwen3ASR", "Voxtral")
+HEARING = (
+    *("AudioFlamingo3", "GlmAsr", "GraniteSpeech", "GraniteSpeechPlus", "OmniASR", "Qwen3ASR"),
+    "Voxtral",
+)
 
 ANY = ModelSpec(
     name="transformers_any",

@@ -73,6 +73,13 @@ class GraniteSpeechSpeech(ChatSpeech):
     question = "Transcribe the following audio:"
 
 
+class GraniteSpeechPlusSpeech(ChatSpeech):
+    """Asks as the page of Granite Speech Plus in transformers' documentation does for words alone
+    (ASR_PROMPT)."""
+
+    question = " can you transcribe the speech into a written format?"
+
+
 class OmniASRSpeech(ChatSpeech):
     """Asks as OmniASRProcessor.apply_transcription_request does without a language: the chat
     template says the rest."""

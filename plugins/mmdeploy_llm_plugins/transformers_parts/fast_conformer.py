@@ -32,10 +32,14 @@ class FastConformerSounds(TransformersSounds):
         self._encoder = checkpoint.config.encoder_config
         super().__init__(checkpoint, options)
 
+    def padding(self, size: int, stride: int) -> int:
+        """Returns how many frames a convolution adds before and after those of a sound."""
+        return (size - 1) // 2 * 2
+
     def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
         """Returns how many frames the encoder makes of those that are not masked."""
         count, own = int(made["attention_mask"].sum()), self._encoder
         size, stride = own.subsampling_conv_kernel_size, own.subsampling_conv_stride
         for _ in range(steps_of(own)):
-            count = (count + (size - 1) // 2 * 2 - size) // stride + 1
+            count = (count + self.padding(size, stride) - size) // stride + 1
         return count

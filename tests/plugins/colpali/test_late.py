@@ -105,7 +105,7 @@ def test_prompts_are_those_of_transformers(name, tiny_folder):
 
 
 class TestLateInteraction(EmbedderConformance):
-    @pytest.fixture(scope="class", params=[*FAMILIES, "ultravbert"])
+    @pytest.fixture(scope="class", params=[*FAMILIES, "ultravbert", "neomme_retrieval"])
     @classmethod
     def subject(cls, request, tiny_folder):
         name = request.param

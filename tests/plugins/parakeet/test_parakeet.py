@@ -50,7 +50,7 @@ class TestSounds(MediaProcessorConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, tmp_path_factory):
-        (spec,) = provide_media_processors()
+        spec, *_ = provide_media_processors()
         checkpoint = read_checkpoint(write(tmp_path_factory.mktemp("sounds"), "TDT"))
         own = ProcessorSubject(
             spec=spec, checkpoint=checkpoint, item_options=({"start": 0.1}, {"end": 0.25})

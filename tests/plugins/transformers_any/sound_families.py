@@ -77,8 +77,8 @@ def voxtral(tokenizer, options):
     )
 
 
-def granite_speech(tokenizer, options):
-    return transformers.GraniteSpeechConfig(
+def granite_speech(tokenizer, options, kind="GraniteSpeech", **encoder):
+    return getattr(transformers, f"{kind}Config")(
         text_config=text(tokenizer, "granite", options),
         encoder_config={
             "model_type": "granite_speech_encoder",
@@ -90,6 +90,7 @@ def granite_speech(tokenizer, options):
             "output_dim": 20,
             "context_size": 20,
             "max_pos_emb": 64,
+            **encoder,
         },
         projector_config={
             "model_type": "blip_2_qformer",
@@ -97,11 +98,28 @@ def granite_speech(tokenizer, options):
             "num_hidden_layers": 1,
             "num_attention_heads": 2,
             "intermediate_size": 48,
-            "encoder_hidden_size": 32,
+            "encoder_hidden_size": 32 * (1 + len(encoder.get("cat_hidden_layers", ()))),
         },
         audio_token_id=tokenizer.convert_tokens_to_ids("<|audio|>"),
         has_lora_adapter=False,
     )
+
+
+def granite_speech_plus(tokenizer, options):
+    """Its projector reads the states of several layers of the encoder."""
+    encoder = {"model_type": "granite_speech_plus_encoder", "cat_hidden_layers": [0, 1]}
+    return granite_speech(tokenizer, options, "GraniteSpeechPlus", **encoder)
+
+
+GRANITE = (
+    {
+        "feature_extractor_type": "GraniteSpeechFeatureExtractor",
+        "sampling_rate": RATE,
+        "melspec_kwargs": {"sample_rate": RATE, "n_mels": 80},
+    },
+    {"processor_class": "GraniteSpeechProcessor", "audio_token": "<|audio|>"},
+    ("<|audio|>",),
+)
 
 
 def audioflamingo3(tokenizer, options):
@@ -147,13 +165,13 @@ FAMILIES = {
         "GraniteSpeechForConditionalGeneration",
         "<|audio|>",
         granite_speech,
-        {
-            "feature_extractor_type": "GraniteSpeechFeatureExtractor",
-            "sampling_rate": RATE,
-            "melspec_kwargs": {"sample_rate": RATE, "n_mels": 80},
-        },
-        {"processor_class": "GraniteSpeechProcessor", "audio_token": "<|audio|>"},
-        ("<|audio|>",),
+        *GRANITE,
+    ),
+    "granite_speech_plus": family(
+        "GraniteSpeechPlusForConditionalGeneration",
+        "<|audio|>",
+        granite_speech_plus,
+        *GRANITE,
     ),
     "audioflamingo3": family(
         "AudioFlamingo3ForConditionalGeneration",

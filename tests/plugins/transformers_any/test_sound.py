@@ -46,7 +46,7 @@ class Reference:
     def processor(self):
         name = self.described.files["processor_config.json"]["processor_class"]
         base = getattr(transformers, name)
-        if self.name != "granite_speech":
+        if name != "GraniteSpeechProcessor":
             return base.from_pretrained(self.folder)
         # Its own extractor needs torchaudio; bit for bit the same, compared on 2026-11-26.
         accepting = {"check_argument_for_proper_class": lambda *_: None}

@@ -9,6 +9,7 @@ from mmdeploy_llm_plugins.transformers_any.speech import (
     AudioFlamingo3Speech,
     ChatSpeech,
     GlmAsrSpeech,
+    GraniteSpeechPlusSpeech,
     GraniteSpeechSpeech,
     OmniASRSpeech,
     Qwen3ASRSpeech,
@@ -25,7 +26,7 @@ from mmdeploy_llm.testing.tiny import write_family
 from tests.media.sound_files import wav16
 from tests.plugins.transformers_any.sound_families import FAMILIES, RATE, sound
 
-CHATTING = ("audioflamingo3", "glmasr", "granite_speech", "voxtral")
+CHATTING = ("audioflamingo3", "glmasr", "granite_speech", "granite_speech_plus", "voxtral")
 SEEDS = {"audioflamingo3": 2, "voxtral": 4}  # with whose weights tiny models write words
 SOUND = [{"type": "audio"}]
 
@@ -142,6 +143,7 @@ def test_answers_of_audio_flamingo_are_read_as_by_transformers(folder_of, text):
         (GlmAsrSpeech, ("en", "transcribe", ""), "is not told it"),
         (GlmAsrSpeech, (None, "translate", ""), "not asked for translations"),
         (GraniteSpeechSpeech, (None, "transcribe", "Dr. Who"), "no words before"),
+        (GraniteSpeechPlusSpeech, ("en", "transcribe", ""), "is not told it"),
         (Qwen3ASRSpeech, ("tlh", "transcribe", ""), "tlh"),
         (Qwen3ASRSpeech, (None, "translate", ""), "not asked for translations"),
     ],

@@ -251,12 +251,7 @@ The census compares `transformers_any`, which computes as the class does.
 
 ## Models that hear
 
-Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Parakeet (CTC, RNNT, TDT), Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat).
-
-| left out | why |
-|---|---|
-| Nemotron ASR Streaming, Nemotron 3.5 ASR | encoders that hear in pieces, with a prompt for the language; no plugin yet |
-| Granite Speech Plus | not tried: transformers' feature extractor of it needs torchaudio |
+Like those below they have plugins of their own: Whisper, Moonshine (also Streaming), Parakeet (CTC, RNNT, TDT), Nemotron ASR Streaming, Nemotron 3.5 ASR, Granite Speech 5, Canary and Cohere ASR, for `transcribe`; Qwen2.5-Omni, Qwen3-Omni and Gemma 4 answer questions about sounds. Of the classes of the census `transcribe` takes [six more](speech.md#models-that-chat), and Granite Speech Plus, which the census does not run: transformers' feature extractor of it needs torchaudio. Ours does not, and its answers are compared in tests.
 
 ## Models that give vectors or scores
 
@@ -269,11 +264,11 @@ transformers on a small random checkpoint, in vectors and in scores of its head,
 | encoders (`Model`, `ForMaskedLM`, `ForSequenceClassification`) | Bert, Camembert, DistilBert, Electra, Gte, JinaEmbeddingsV3, ModernBert, MPNet, NomicBert, Roberta, XLMRoberta |
 | one vector of texts, images and sounds | EmbeddingGemma2, EmbeddingGemma2Text (texts alone) |
 | two towers, texts and images | CLIP, Siglip (SigLIP 2 of one size too), Siglip2 (of any size), Tipsv2 |
-| late interaction, a vector for each token | ColPali, ColQwen2, ColModernVBert |
+| late interaction, a vector for each token | ColPali, ColQwen2, ColModernVBert, NeoMME (`ForRetrieval`; its `Model` and `ForMaskedLM` give a mean) |
 
 - ColQwen2 has the M-RoPE positions of its training; transformers' class computes them only where it is given them.
-- transformers 5.24 has the image processors of UltraVBert and TIPSv2 for torchvision alone; theirs here do the same on
-  Pillow, which may round a pixel otherwise.
+- transformers 5.24 has the image processors of UltraVBert, TIPSv2 and NeoMME for torchvision alone; theirs here do the
+  same on Pillow, which may round a pixel otherwise.
 - The score of a text and an image is the cosine of their vectors, without the scale and bias of SigLIP's loss, which
   keep the order.
 
@@ -282,7 +277,6 @@ transformers on a small random checkpoint, in vectors and in scores of its head,
 | DeBERTa, DeBERTa v2 and v3 | attention to relative positions, with products of its own |
 | ALBERT, BigBird, Longformer, Funnel, XLNet, ConvBERT, MobileBERT, SqueezeBERT, RemBERT | layers of their own; no plugin yet |
 | T5 and MT5 encoders (Sentence-T5, GTR) | an encoder with relative biases of another form |
-| NeoMME | the words around its texts stand in the chat template of its checkpoint, by task; no plugin yet |
 | videos of EmbeddingGemma 2 | one frame a second, without times, by rules of its own; give frames as images |
 | Jina v2, Jina v4, NV-Embed | code of the checkpoint, which is never run |
 | AltCLIP, ChineseCLIP, MetaCLIP 2, X-CLIP, CLAP, ALIGN | other towers; no plugin yet |
