@@ -27,6 +27,7 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/batch/answers/schemas.py": "the schema that the caller names",
     "mmdeploy_llm/batch/documents/reading/asking.py": "the question that the caller names",
     "mmdeploy_llm/batch/documents/reading/folder.py": "the folder that the caller names",
+    "mmdeploy_llm/batch/speech/corrected.py": "transcripts beside the sounds that the caller names",
     "mmdeploy_llm/batch/speech/run.py": "a sound that the loader has read",
     "plugins/mmdeploy_llm_plugins/whisper/ctranslate2.py": "files of the model",
     "plugins/mmdeploy_llm_plugins/whisper/ctranslate2_header.py": "files of the model",
