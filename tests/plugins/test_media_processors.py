@@ -46,6 +46,8 @@ def fields_of(spec):
     """Returns what differs between the subjects of the checks."""
     if spec.name == "kosmos2_5-image":  # it always normalises
         return {"other_options": {"max_patches": 6}}
+    if spec.name == "neomme-image":  # the same
+        return {"other_options": {"max_pixels": 1024}}
     if spec.kind == "image":
         is_normal = spec.name not in ("gemma4-image", "tipsv2-image")
         return {"other_options": {"do_normalize": not is_normal}}  # not its default

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ CHANGING = frozenset(
 )  # fmt: skip
 SECONDS = 5.0  # until which a forked process must have ended
 MOST_STEPS = 6  # at the beginning of a removal, and at its end; fewer between
-# Of the seconds of the longest steps, which may be many inside of one call; small ones too, since a
-# step may have been slow when it was timed.
-LONG = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
+LONG = (0.05, 0.2, 0.4, 0.7)  # of the seconds of the longest steps, which may be many in one call
+SHORTEST = 1e-4  # seconds after which a step is ended, at least
 NUM_LONG = 2
 
 Told = dict[str, Any]
@@ -77,8 +77,12 @@ def report(sink: StoreSink, again: Again, positions: Sequence[int]) -> Told:
         return {"skipped": f"`delete` did not end where a process was forked: {found}"}
     for die_at, die_after in _points([(name, seconds) for name, seconds in found]):
         steps = Steps(die_at=die_at, die_after=die_after)
-        _copied(path, copy)
-        _in_fork(lambda own=steps: _remove(copy, again, positions, own))  # type: ignore[misc]
+        while True:
+            _copied(path, copy)
+            ended = _in_fork(partial(_remove, copy, again, positions, steps))
+            if ended is None or steps.die_after < SHORTEST:
+                break
+            steps.die_after /= 2  # the step took less time than when it was measured
         told = _in_fork(lambda: _ids(copy, again))
         left, error = told if isinstance(told, list) else ([], told or "reading does not end")
         there = sum(own in left for own in gone)

@@ -49,11 +49,12 @@ class Found:
 class AlignedLM(nn.Module):
     """An encoder of frames, and what a subclass adds to find tokens in them.
 
-    tower: transformers' class of the encoder. size: H. vocab_size: V. blank: the token of frames
-        that say none, which ends answers.
+    tower: transformers' class of the encoder. ignored: patterns of weights that are not read.
+    size: H. vocab_size: V. blank: the token of frames that say none, which ends answers.
     """
 
     tower: ClassVar[Any] = ParakeetEncoder
+    ignored: tuple[str, ...] = (COUNTERS,)
     num_layers, num_kv_heads, head_dim = 1, 1, 64  # of a cache that nothing is written to
     attends_itself = True
 
@@ -69,7 +70,7 @@ class AlignedLM(nn.Module):
     def map_weights(self, *renames: tuple[str, Replacement]) -> None:
         """Says where weights go; called once all modules are made."""
         own = (r"^encoder\.", "encoder.inner."), *renames
-        self.weight_map = WeightMap(self, renames=own, ignored=(COUNTERS,))
+        self.weight_map = WeightMap(self, renames=own, ignored=self.ignored)
 
     @abstractmethod
     def found_in(self, frames: Sequence[Tensor]) -> Sequence[Found]:

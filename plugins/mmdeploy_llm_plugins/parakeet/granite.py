@@ -22,6 +22,8 @@ class GraniteSpeech5ForCTC(ParakeetForCTC):
         size = config.encoder_config.hidden_size
         AlignedLM.__init__(self, config, size, config.pad_token_id)
         is_tied = config.tie_word_embeddings
+        if is_tied:  # some files store it a second time
+            self.ignored = (*self.ignored, r"^ctc_head\.")
         self.ctc_head = (
             self.encoder.inner.out if is_tied else Linear(size, config.vocab_size, bias=True)
         )

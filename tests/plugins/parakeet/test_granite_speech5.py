@@ -9,6 +9,7 @@ import transformers
 from mmdeploy_llm_plugins.parakeet import provide_media_processors
 from mmdeploy_llm_plugins.parakeet.granite_sound import GraniteSpeech5Sounds
 from mmdeploy_llm_plugins.parakeet.speech import GraniteSpeech5Speech
+from safetensors.torch import load_file, save_file
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 from typer.testing import CliRunner
 
@@ -183,6 +184,19 @@ def test_what_has_no_frame_and_other_mel_channels_are_refused(folder, tmp_path):
     other = write_granite(tmp_path, extractor={"num_mel_bins": 24})
     with pytest.raises(CheckpointError, match="makes 24 mel channels"):
         opened(other)
+
+
+def test_a_tied_head_may_be_stored_a_second_time(tmp_path):
+    folder = write_granite(tmp_path)
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    assert "encoder.out.weight" in tensors
+    again = {f"ctc_head.{name}": tensors[f"encoder.out.{name}"] for name in ("weight", "bias")}
+    save_file({**tensors, **{name: own.clone() for name, own in again.items()}}, path)
+    expected = [tokens for tokens, _ in reference(folder, SOUNDS, prepared(folder))]
+    with opened(folder) as llm:
+        outputs = generated(llm, [asked(own) for own in SOUNDS])
+    assert [words(output) for output in outputs] == expected
 
 
 @pytest.mark.full
