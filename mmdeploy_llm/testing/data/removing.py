@@ -27,7 +27,8 @@ CHANGING = frozenset(
 )  # fmt: skip
 SECONDS = 5.0  # until which a forked process must have ended
 MOST_STEPS = 6  # at the beginning of a removal, and at its end; fewer between
-LONG = (0.05, 0.2, 0.4, 0.7)  # of the seconds of the longest steps, which may be many in one call
+# Of the seconds of the longest steps, which may be many inside of one call.
+LONG = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 SHORTEST = 1e-4  # seconds after which a step is ended, at least
 NUM_LONG = 2
 
