@@ -37,16 +37,19 @@ def say_what_runs(
     purpose: str,
     is_checked: bool,
     limit: int | None = None,
+    is_resumed: bool = False,
 ) -> None:
     """Says which model starts with how many files, and where the results go: the first line of a
     run. A terminal has it at once, a file or a pipe once the options are checked, so that an error
     in them is the only line. paths: files, folders and names of other inputs. places: names of the
     outputs. purpose: what for, a key of LACKS: a demonstration says what it lacks. is_checked:
-    whether the options are. limit: files that are done, None: all."""
+    whether the options are. limit: files that are done, None: all. is_resumed: whether an
+    output goes on, whose items nobody has read yet."""
     if sys.stderr is None or sys.stderr.isatty() == is_checked:
         return
     found, where = files_so_far(paths, limit=limit), " and ".join(places)
-    line = f"starting {model}" + (f" with {found}" if found else "")
+    less = ", less those that are done" if is_resumed else ""
+    line = f"starting {model}" + (f" with {found}{less}" if found else "")
     typer.echo(printable(line + (f"; results go to {where}" if where else " ...")), err=True)
     if is_demonstration(model):
         typer.echo(note_of(model, purpose), err=True)

@@ -240,6 +240,18 @@ class Kernels:
         """Returns x [T, heads, D] with the first R channels of every head rotated."""
         return plain.rotate(x, cosines, sines, is_interleaved=is_interleaved)
 
+    def mix_heads(
+        self,
+        x: Tensor,
+        matrix: Tensor,
+        centres: Tensor | None = None,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """Returns (x - centres) * factors of every head of x [T, heads, D], each block of b
+        channels multiplied by `matrix` [b, b] float32, b <= 64. centres, factors: [K, D] float32 of
+        K groups of as many heads; None: 0 and 1. Only the channels of a head need be contiguous."""
+        return plain.mix_heads(x, matrix, centres, factors)
+
     def norm_and_rotate(
         self, x: Tensor, num_q_heads: int, rotary: QKRotary, centre: float | None = None
     ) -> Tensor:

@@ -151,6 +151,18 @@ def angles(
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
 
 
+def mix_heads(
+    x: Tensor, matrix: Tensor, centres: Tensor | None = None, factors: Tensor | None = None
+) -> Tensor:
+    """See Kernels.mix_heads."""
+    out = x.float()
+    if centres is not None:
+        out = out - centres.repeat_interleave(x.shape[1] // len(centres), 0)
+    if factors is not None:
+        out = out * factors.repeat_interleave(x.shape[1] // len(factors), 0)
+    return (out.unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2).to(x.dtype)
+
+
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> Tensor:
     """Returns x [T, N, D] with the first R channels of every head rotated, chunk by chunk in
     float32."""

@@ -67,6 +67,11 @@ def folder(tmp_path, png):
             ("caption", "photos", "--limit", "1", "--no-report"),
             "starting shapes-vl with 1 of 3 files; results go to captions.jsonl",
         ),
+        (
+            ("caption", "photos", "--resume", "--no-report"),
+            "starting shapes-vl with 3 files, less those that are done; "
+            "results go to captions.jsonl",
+        ),
     ],
 )
 def test_it_is_written_before_torch_is_imported(folder, words, line, is_terminal):

@@ -113,10 +113,10 @@ ROWS: dict[str, Row] = {
     ),
     "int4wo": Row(options={"quantization": "int4wo"}, kl=0.44, top=0.663, perplexity=1.42),
     "int4": Row(options={"quantization": "int4"}, kl=0.46, top=0.658, perplexity=1.44),
-    "KV int8": Row(options={"kv_cache_dtype": "int8"}, kl=0.0022, top=0.961, perplexity=1.01),
-    "KV int4": Row(options={"kv_cache_dtype": "int4"}, kl=0.18, top=0.772, perplexity=1.18),
+    "KV int8": Row(options={"kv_cache_dtype": "int8"}, kl=0.0013, top=0.971, perplexity=1.005),
+    "KV int4": Row(options={"kv_cache_dtype": "int4"}, kl=0.032, top=0.89, perplexity=1.04),
     "KV int4, float32": Row(
-        options={"dtype": "float32", "kv_cache_dtype": "int4"}, kl=0.18, top=0.76, perplexity=1.18
+        options={"dtype": "float32", "kv_cache_dtype": "int4"}, kl=0.032, top=0.89, perplexity=1.04
     ),
     "the file as it is": Row(options={}, gguf=True, kl=0.00089, top=0.974, perplexity=1.005),
     "the file in float32": Row(

@@ -24,7 +24,10 @@ from tests.real.gguf_types import MODEL, TYPES, own_weights, quantized
 from tests.real.vectors import TEXTS, vectors
 
 PAGE = Path(__file__).parents[2] / "examples" / "benchmarks" / "QUALITY.md"
-OF_QWEN = ("float32", "bfloat16", "int8wo", "int4wo, groups of 32", "int4wo", "the file as it is")
+OF_QWEN = (
+    *("float32", "bfloat16", "int8wo", "int4wo, groups of 32", "int4wo"),
+    *("KV int8", "KV int4", "the file as it is"),
+)
 FEW_OF_GGUF = 1  # window for each type
 WINDOWS_OF_QWEN = 2  # at most: one takes half a minute of two cores
 

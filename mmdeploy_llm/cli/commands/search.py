@@ -15,6 +15,7 @@ from mmdeploy_llm.cli.options.missing import check_outputs
 from mmdeploy_llm.cli.options.model import Engine, known_model
 from mmdeploy_llm.cli.options.providers import ProviderOptions
 from mmdeploy_llm.cli.options.single import IsJson
+from mmdeploy_llm.cli.options.suggested import is_demonstration, limits_of
 from mmdeploy_llm.cli.options.values import MANY_MEDIA, engine_options, text_value
 from mmdeploy_llm.cli.options.vectors import Column, Instruction, TooLong
 from mmdeploy_llm.errors import ConfigError
@@ -124,6 +125,8 @@ def search(
             wish: dict[str, Any] = {"similarity": similarity, "too_long": too_long}
             (found,) = llm.search(opened, [prompt], top_k, instruction=own, **wish)
     _show(found, opened, as_json=as_json)
+    if is_demonstration(name) and like is None:
+        typer.echo(limits_of(name, "vectors"), err=True)
     if report is not None:
         words = text or like or ", ".join(image or ())
         _write_page(report, found, opened, words, name, options)

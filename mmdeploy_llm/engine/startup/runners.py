@@ -18,10 +18,12 @@ from mmdeploy_llm.hooks.objects.attention import AttentionBackend
 from mmdeploy_llm.layers.adapters.attached.served import ServedAdapters
 from mmdeploy_llm.layers.attention import select as attention
 from mmdeploy_llm.layers.attention.cache_memory import KVCacheShape, allocate
+from mmdeploy_llm.layers.attention.hadamard import HadamardAttention
 from mmdeploy_llm.layers.attention.packed import PackedAttention
 from mmdeploy_llm.layers.attention.windows import WindowAttention
 from mmdeploy_llm.layers.pooling.abilities import abilities_of, is_bidirectional
 
+from .key_ranges import measure_keys
 from .loaded import LoadedModel, blueprint_of
 from .options import attention_host, attention_needs
 from .warm_up import warm_up
@@ -43,16 +45,16 @@ class CachePlan:
     num_window_blocks: int = 0
 
 
-def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
-    """Returns a runner with its KV cache allocated. Raises ConfigError when the attention backend
-    cannot compute the model's heads, or the card has too little memory."""
+def new_runner(
+    loaded: LoadedModel, cache: CachePlan, backend: AttentionBackend | None = None
+) -> Runner:
+    """Returns a runner with its KV cache allocated. backend: of its attention; None: see
+    new_attention. Raises ConfigError when the card has too little memory, and as new_attention."""
     runtime, files, model = loaded.runtime, loaded.files, loaded.model
     kernels = loaded.machine.kernels
-    new_backend = _backend_factory(loaded)
-    windows = cache.shape.windows
     return Runner(
         model=model,
-        backend=WindowAttention(new_backend, windows) if windows else new_backend(),
+        backend=backend or new_attention(loaded, cache.shape),
         cache=allocate(cache.shape, cache.num_blocks, loaded.device, cache.num_window_blocks),
         states=StateTable(cache.shape, cache.num_state_rows, loaded.device)
         if cache.num_state_rows
@@ -69,7 +71,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
             runtime.max_num_seqs,
             cache.max_model_len,
             runtime.block_size,
-            has_windows=bool(windows),
+            has_windows=bool(cache.shape.windows),
             long_after=getattr(model, "long_after", None),
         ),
         device=loaded.device,
@@ -87,6 +89,16 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         rules=files.rules,
         kernels=kernels.attention,
     )
+
+
+def new_attention(loaded: LoadedModel, shape: KVCacheShape) -> AttentionBackend:
+    """Returns the attention of a runner with such a cache. Raises ConfigError when the backend
+    cannot compute the model's heads."""
+    new_backend, windows = _backend_factory(loaded), shape.windows
+    backend = WindowAttention(new_backend, windows) if windows else new_backend()
+    if not shape.has_few_bits or is_bidirectional(loaded.model):
+        return backend
+    return HadamardAttention(backend, loaded.machine.kernels, shape.layers, loaded.device)
 
 
 def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
@@ -122,8 +134,15 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
 
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
-    runner, runtime = new_runner(loaded, cache), loaded.runtime
+    backend, runtime = new_attention(loaded, cache.shape), loaded.runtime
+    runner = new_runner(loaded, cache, backend)
     wanted = abilities_of(loaded.model).trial
+    if isinstance(backend, HadamardAttention):
+        blocks = min(cache.num_blocks, cache.num_window_blocks or cache.num_blocks)
+        longest = min(cache.max_model_len - 1, runtime.max_num_batched_tokens)
+        num_tokens = min(blocks * runtime.block_size, longest)
+        tokenizer = loaded.files.tokenizer
+        measure_keys(backend, runner.run, tokenizer, num_tokens, runtime.block_size, wanted)
     asked = runtime.options.use_warmup
     if loaded.device.type != "cpu" if asked is None else asked:
         num_tokens = min(WARM_UP_TOKENS, cache.max_model_len - 1)

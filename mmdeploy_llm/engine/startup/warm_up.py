@@ -54,16 +54,17 @@ def prefill(
     block_size: int,
     params: Params = GREEDY,
     wanted: PoolingRequest | None = None,
+    token_ids: Sequence[int] | None = None,
 ) -> StepPlan:
     """Returns a step with a new request of each length. All use the same blocks, since nobody reads
-    what they compute."""
+    what they compute. token_ids: as many as the longest has; None: 0."""
     new, scheduled = [], []
     for index, length in enumerate(lengths):
         name = f"startup-{index}"
         new.append(
             NewRequest(
                 request_id=name,
-                token_ids=(0,) * length,
+                token_ids=tuple((token_ids or (0,) * length)[:length]),
                 prompt_len=length,
                 params=SamplingParams(**params),
                 eos_token_ids=frozenset(),

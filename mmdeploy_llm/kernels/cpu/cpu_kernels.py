@@ -198,6 +198,34 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
         )
         return x
 
+    def mix_heads(
+        self,
+        x: Tensor,
+        matrix: Tensor,
+        centres: Tensor | None = None,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        if x.stride(2) != 1 or not self.takes(x):
+            return super().mix_heads(x, matrix, centres, factors)
+        known = centres if centres is not None else factors
+        out = self._empty(x.shape, dtype=x.dtype)
+        self._library.mix_heads(
+            dtype=x.dtype,
+            x=x,
+            row_stride=x.stride(0),
+            heads=x.shape[1],
+            head_stride=x.stride(1),
+            centres=centres,
+            factors=factors,
+            groups=1 if known is None else known.shape[0],
+            matrix=matrix,
+            block=matrix.shape[0],
+            out=out,
+            rows=x.shape[0],
+            size=x.shape[2],
+        )
+        return out
+
     def norm_and_rotate(
         self, x: Tensor, num_q_heads: int, rotary: QKRotary, centre: float | None = None
     ) -> Tensor:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP_CHANNELS = 64  # as in layers/attention/int4.py
+GROUP_CHANNELS = 32  # as in layers/attention/int4.py
 MAX_ROWS = 16  # groups that a program of _encode holds at once
 
 

@@ -3,7 +3,7 @@
 The channels of a head are divided into groups of GROUP_CHANNELS; a head whose size is no multiple
 of it is one group. A group has a scale and a lowest value in bf16, which takes half of float32's
 memory and, unlike float16, holds every key that a model in bf16 can have; a channel is lowest +
-code * scale, with a code from 0 to 15. With 64 channels that is 4.5 bits a value.
+code * scale, with a code from 0 to 15: 5 bits a value. hadamard.py prepares heads for that.
 
     codes    [..., D / 2] uint8       byte i of a group: channel i in the low bits, and in the
                                       others the channel that is half a group after it
@@ -22,7 +22,7 @@ from mmdeploy_llm.forward import Alibi, AttentionContext
 from mmdeploy_llm.hooks.objects.attention import BatchLayout, KVCache
 
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
-GROUP_CHANNELS = 64  # as in kernels/cpp/layers/int4.h
+GROUP_CHANNELS = 32  # as in kernels/cpp/layers/int4.h
 LARGEST = 15
 
 

@@ -304,7 +304,7 @@ class SizeOptions(FrozenParams, defer_build=True):
     ] = Field(
         default="auto",
         description="dtype of the KV cache; int8 and fp8 take half of bfloat16's memory, int4 "
-        "takes 28 % of it: all on CUDA with Triton, int8 and int4 on CPU; auto: as dtype",
+        "takes 31 % of it: all on CUDA with Triton, int8 and int4 on CPU; auto: as dtype",
     )
     kv_cache_memory: int | None = Field(
         default=None,

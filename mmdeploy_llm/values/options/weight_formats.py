@@ -128,7 +128,7 @@ FORMATS = _table(
     ),
 )
 KEPT = MappingProxyType({name: row.kept for name, row in FORMATS.items()})
-KEPT_BY_KV_CACHE = MappingProxyType({"int4": 78})  # the same of kv_cache_dtype
+KEPT_BY_KV_CACHE = MappingProxyType({"int4": 90})  # the same of kv_cache_dtype
 BUILT_IN = "builtin"  # what to calibrate with: the prompts that come with this package
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
 

@@ -140,6 +140,7 @@ def test_a_folder_becomes_searchable(embedded: Path) -> None:
     assert first["id"] == "00-red.png"
     assert first["score"] == pytest.approx(1, abs=1e-3)
     assert len(others) == 2
+    assert "shapes-vl is a demonstration" in done.stderr
     page = (embedded / "v.html").read_text()
     assert "Nearest neighbours of 10 random items" in page
     assert page.count("<figcaption") == 10 * 7

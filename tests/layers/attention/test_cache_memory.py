@@ -39,7 +39,7 @@ def test_8_bits_have_a_scale_for_each_token_and_head(dtype):
     assert allocate(SHAPE, 5, torch.device("cpu")).key_scales is None
 
 
-@pytest.mark.parametrize(("head_dim", "groups"), [(80, 1), (192, 3)])
+@pytest.mark.parametrize(("head_dim", "groups"), [(80, 1), (192, 6)])
 def test_4_bits_have_a_scale_and_a_lowest_value_for_each_group(head_dim, groups):
     layer = PagedKV(num_kv_heads=2, head_dim=head_dim, value_dim=8)
     shape = KVCacheShape(layers=(layer,), block_size=16, dtype=torch.int4)

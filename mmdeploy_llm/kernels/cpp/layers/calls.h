@@ -249,6 +249,24 @@ struct Rotate {
     int32_t num_threads;
 };
 
+// out = ((x - centres) * factors) H for each `block` channels of a head, with a matrix H.
+struct MixHeads {
+    int32_t dtype;
+    const void* x;  // [rows][heads][size]
+    int64_t row_stride;
+    int64_t heads;
+    int64_t head_stride;
+    const float* centres;  // [groups][size], each of heads / groups heads; optional
+    const float* factors;  // [groups][size]; optional
+    int64_t groups;
+    const float* matrix;  // [block][block]
+    int64_t block;        // divides size
+    void* out;            // [rows][heads][size]
+    int64_t rows;
+    int64_t size;
+    int32_t num_threads;
+};
+
 // out = attention of q over the visible keys of each token, see attention.h.
 struct Attend {
     int32_t dtype;        // of q and out
@@ -720,6 +738,7 @@ struct PlaceThreads {
     CALL(scale, Scale)                \
     CALL(gate_heads, GateHeads)       \
     CALL(rotate, Rotate)              \
+    CALL(mix_heads, MixHeads)         \
     CALL(first_largest, FirstLargest) \
     CALL(draw, Draw)                  \
     CALL(patchify, Patchify)          \

@@ -18,7 +18,7 @@
 
 namespace mm {
 
-constexpr int64_t GROUP_CHANNELS = 64;  // as in layers/attention/int4.py
+constexpr int64_t GROUP_CHANNELS = 32;  // as in layers/attention/int4.py
 
 // Two codes.
 struct int4_pair {

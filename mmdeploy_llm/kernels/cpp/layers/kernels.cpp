@@ -76,6 +76,10 @@ void run(const mm::NormHeads& args) {
     });
 }
 
+void run(const mm::MixHeads& args) {
+    by_dtype(args.dtype, [&](auto of) { mm::mix_heads<typename decltype(of)::Type>(args); });
+}
+
 void run(const mm::AddNorm& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::add_norm(of.in(args.x), args.x_stride, of.in(args.weight), of.in(args.factor),
