@@ -4,10 +4,10 @@ text. What is measured, and what for: layers/attention/hadamard.py."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from mmdeploy_llm.engine.intake.tokenizer import PromptTokenizer
 from mmdeploy_llm.layers.attention.hadamard import HadamardAttention
-from mmdeploy_llm.values.plan import StepPlan
 from mmdeploy_llm.values.pooling_request import PoolingRequest
 
 from .warm_up import GREEDY, RunStep, prefill
@@ -34,24 +34,29 @@ Les bateaux repartent demain à cinq heures.
 """
 
 
+def sample_ids(tokenizer: PromptTokenizer, longest: int | None) -> list[int]:
+    """Returns the tokens of a prefill that shows what keys are like: always the same ones, so that
+    no option of an engine changes what it answers. longest: tokens that a sequence of the model may
+    have; None: any number."""
+    ids = tokenizer.encode(TEXT)[:NUM_TOKENS]
+    return ids if longest is None else ids[: longest - 1]
+
+
 def measure_keys(
     backend: HadamardAttention,
     run: RunStep,
-    tokenizer: PromptTokenizer,
-    num_tokens: int,
+    ids: Sequence[int],
     block_size: int,
     wanted: PoolingRequest | None = None,
 ) -> None:
-    """Runs one prefill of at most `num_tokens` tokens of the text, in the first blocks, before any
-    request has them. A failure is logged. wanted: see Request."""
-    ids = tokenizer.encode(TEXT)[: min(NUM_TOKENS, num_tokens)]
-    if len(ids) < 2:
+    """Runs one prefill of these tokens, in the first blocks of a cache that nobody else has. A
+    failure is logged. wanted: see Request."""
+    if not ids:
         return
     blocks = range(-(-len(ids) // block_size))
     plan = prefill([len(ids)], blocks, block_size, GREEDY, wanted, token_ids=ids)
     with backend.measuring():
         result = run(plan)
-    run(StepPlan(step_id=0, drop=(plan.new[0].request_id,)))
     for failure in result.errors.values():
         logger.warning(
             "the KV cache of few bits keeps less of the keys than it could: the step that measures "

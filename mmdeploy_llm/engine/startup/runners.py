@@ -22,8 +22,9 @@ from mmdeploy_llm.layers.attention.hadamard import HadamardAttention
 from mmdeploy_llm.layers.attention.packed import PackedAttention
 from mmdeploy_llm.layers.attention.windows import WindowAttention
 from mmdeploy_llm.layers.pooling.abilities import abilities_of, is_bidirectional
+from mmdeploy_llm.values.plan import NUM_FIXED
 
-from .key_ranges import measure_keys
+from .key_ranges import measure_keys, sample_ids
 from .loaded import LoadedModel, blueprint_of
 from .options import attention_host, attention_needs
 from .warm_up import warm_up
@@ -132,17 +133,28 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
     return partial(attention.create, name, plugins, host.setup(needs))
 
 
+def _cache_of_one(cache: CachePlan, num_tokens: int, block_size: int) -> CachePlan:
+    """Returns the plan of a cache that holds one request of so many tokens."""
+    blocks = max(2, -(-num_tokens // block_size))
+    return replace(
+        cache,
+        num_blocks=blocks,
+        max_model_len=num_tokens + 1,
+        num_state_rows=NUM_FIXED if cache.num_state_rows else 0,
+        num_window_blocks=blocks if cache.num_window_blocks else 0,
+    )
+
+
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     backend, runtime = new_attention(loaded, cache.shape), loaded.runtime
-    runner = new_runner(loaded, cache, backend)
     wanted = abilities_of(loaded.model).trial
     if isinstance(backend, HadamardAttention):
-        blocks = min(cache.num_blocks, cache.num_window_blocks or cache.num_blocks)
-        longest = min(cache.max_model_len - 1, runtime.max_num_batched_tokens)
-        num_tokens = min(blocks * runtime.block_size, longest)
-        tokenizer = loaded.files.tokenizer
-        measure_keys(backend, runner.run, tokenizer, num_tokens, runtime.block_size, wanted)
+        ids = sample_ids(loaded.files.tokenizer, loaded.files.text.max_position_embeddings)
+        plan = _cache_of_one(cache, len(ids), runtime.block_size)
+        run = new_runner(loaded, plan, backend).run
+        measure_keys(backend, run, ids, runtime.block_size, wanted)
+    runner = new_runner(loaded, cache, backend)
     asked = runtime.options.use_warmup
     if loaded.device.type != "cpu" if asked is None else asked:
         num_tokens = min(WARM_UP_TOKENS, cache.max_model_len - 1)

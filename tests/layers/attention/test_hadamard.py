@@ -150,6 +150,10 @@ def test_steps_are_recorded_and_keys_are_measured(folder, monkeypatch):
 
 def test_a_failure_is_told(caplog):
     failed = SimpleNamespace(errors={"x": SimpleNamespace(message="no memory")})
-    tokenizer = SimpleNamespace(encode=lambda text: list(range(10)))
-    key_ranges.measure_keys(wrapped(64, 64), lambda plan: failed, tokenizer, 8, 16)
+    key_ranges.measure_keys(wrapped(64, 64), lambda plan: failed, list(range(10)), 16)
     assert "the step that measures them failed: no memory" in caplog.text
+
+
+def test_a_sample_has_as_many_tokens_as_a_sequence_may_have():
+    tokenizer = SimpleNamespace(encode=lambda text: list(range(500)))
+    assert [len(key_ranges.sample_ids(tokenizer, n)) for n in (None, 4096, 64)] == [128, 128, 63]
