@@ -16,12 +16,23 @@ def long_recording():
     return speech.recording()
 
 
+@cache
+def heard(model, *options):
+    """Returns the lines of the long recording, which several tests ask about."""
+    return speech.transcribed(model, long_recording(), *options)
+
+
+@cache
+def clips(model):
+    """Returns the tokens of the sentences and commands, with times."""
+    prompt = "<|timestamps|><|en|>" if model == "whisper-base" else "<|timestamps|>"
+    return speech.one_window(model, [*speech.sentences(), *speech.commands()], prompt)
+
+
 @pytest.mark.parametrize("model", speech.MODELS)
 def test_one_window_is_that_of_transformers(model):
     """Texts and times of sentences and commands; transformers cuts the prompt and the end off."""
     spoken = [*speech.sentences(), *speech.commands()]
-    prompt = "<|timestamps|><|en|>" if model == "whisper-base" else "<|timestamps|>"
-    ours = speech.one_window(model, spoken, prompt)
     theirs = speech.one_window_of_transformers(model, spoken)
     end = 50256 if model == "whisper-tiny-en" else 50257
 
@@ -29,16 +40,14 @@ def test_one_window_is_that_of_transformers(model):
         first_time = end + 107  # after the special tokens
         return [token for token in ids if token < end or token >= first_time]
 
-    assert [said(ids) for ids in ours] == [said(ids) for ids in theirs]
+    assert [said(ids) for ids in clips(model)] == [said(ids) for ids in theirs]
 
 
 @pytest.mark.parametrize("model", speech.MODELS)
 def test_faster_whisper_hears_the_same_once_clips_are_filled_with_silence(model):
     """It hears three or four of eleven short clips otherwise than transformers and this engine."""
     spoken = [*speech.sentences(), *speech.commands()]
-    prompt = "<|timestamps|><|en|>" if model == "whisper-base" else "<|timestamps|>"
-    ours = [speech.text_of(model, ids) for ids in speech.one_window(model, spoken, prompt)]
-    ours = [text.strip() for text in ours]
+    ours = [speech.text_of(model, ids).strip() for ids in clips(model)]
     assert speech.clips_of_faster_whisper(model, spoken, is_filled=True) == ours
     alone = speech.clips_of_faster_whisper(model, spoken, is_filled=False)
     assert sum(one != two for one, two in zip(alone, ours, strict=True)) in (3, 4)
@@ -58,13 +67,13 @@ def test_sentences_are_heard(model, floor):
 @pytest.mark.parametrize("model", speech.MODELS)
 def test_a_long_recording_has_no_more_errors_than_with_faster_whisper(model):
     long = long_recording()
-    ours = speech.text_of_lines(speech.transcribed(model, long))
+    ours = speech.text_of_lines(heard(model, "--word-timestamps"))
     theirs = speech.text_of_lines(speech.transcribed_by_faster_whisper(model, long))
     assert speech.word_errors(ours, long.text) <= speech.word_errors(theirs, long.text)
 
 
 def test_nothing_is_said_twice_or_lost_where_windows_join():
-    lines = speech.transcribed("whisper-tiny-en", long_recording())
+    lines = heard("whisper-tiny-en", "--word-timestamps")
     text = " ".join(speech.words(speech.text_of_lines(lines)))
     for sentence in speech.sentences():
         end = " ".join(sentence.text.split()[-3:])
@@ -108,8 +117,8 @@ def test_the_padding_makes_up_for_what_the_detector_finds_late_after_silence():
 
 def test_with_a_detector_nothing_of_a_long_recording_is_lost():
     pytest.importorskip("silero_vad", reason="needs the extra vad")
-    with_vad = speech.transcribed("whisper-tiny-en", long_recording(), "--vad")
-    without = speech.transcribed("whisper-tiny-en", long_recording())
+    with_vad = heard("whisper-tiny-en", "--vad")
+    without = heard("whisper-tiny-en", "--word-timestamps")
     assert [line["text"] for line in with_vad] == [line["text"] for line in without]
 
 
@@ -125,7 +134,7 @@ def test_noise_is_no_speech():
 @pytest.mark.parametrize("model", speech.MODELS)
 def test_words_begin_where_those_of_faster_whisper_do(model):
     """Measured: a median of 0.00 s, and 0.04 s (tiny.en) and 0.08 s (base) for nine of ten."""
-    lines = speech.transcribed(model, long_recording(), "--word-timestamps")
+    lines = heard(model, "--word-timestamps")
     for line in lines:
         assert "".join(word["word"] for word in line["words"]) == line["text"]
     ours = speech.words_of_lines(lines)
@@ -135,9 +144,8 @@ def test_words_begin_where_those_of_faster_whisper_do(model):
 
 
 def test_words_in_few_bits_begin_where_others_do():
-    asked = ("whisper-tiny-en", long_recording(), "--word-timestamps")
     ours, few = (
-        speech.words_of_lines(speech.transcribed(*asked, *more))
+        speech.words_of_lines(heard("whisper-tiny-en", "--word-timestamps", *more))
         for more in ((), ("--engine", "quantization=int8wo"))
     )
     far = speech.apart(few, ours)
