@@ -170,7 +170,7 @@ def transcribed(model: str, spoken: Spoken, *options: str) -> list[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder) / "speech.wav"
         soundfile.write(sound, spoken.samples, RATE)
-        asked = ["transcribe", str(sound), "--model", str(whisper_folder(model)), *options]
+        asked = ["transcribe", str(sound), "--model", str(whisper_folder(model))]
         if model == "whisper-base":
             asked += ["--language", "en"]
         asked += ["--transcripts", "json", "--dtype", "float32", *options]
