@@ -31,6 +31,7 @@ What overrides what (tests/test_kernels.py):
     normed_heads            x     -
     add_norm                x     -
     rotate                  x     x
+    mix_heads               x     -
     norm_and_rotate         x     x
     norm_and_rotate_apart   x     -
     choose                  x     x

@@ -1,4 +1,4 @@
-"""Measures the keys of a model whose cache has few bits, while the engine starts: one prefill of a
+"""Measures the keys of a model whose cache has integers, while the engine starts: one prefill of a
 text. What is measured, and what for: layers/attention/hadamard.py."""
 
 from __future__ import annotations

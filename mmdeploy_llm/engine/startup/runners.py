@@ -97,7 +97,7 @@ def new_attention(loaded: LoadedModel, shape: KVCacheShape) -> AttentionBackend:
     cannot compute the model's heads."""
     new_backend, windows = _backend_factory(loaded), shape.windows
     backend = WindowAttention(new_backend, windows) if windows else new_backend()
-    if not shape.has_few_bits or is_bidirectional(loaded.model):
+    if not shape.has_integers or is_bidirectional(loaded.model):
         return backend
     return HadamardAttention(backend, loaded.machine.kernels, shape.layers, loaded.device)
 

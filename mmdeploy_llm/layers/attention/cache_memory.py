@@ -54,9 +54,9 @@ class KVCacheShape:
         return cls(layers=(layer,) * num_layers, block_size=block_size, dtype=dtype)
 
     @property
-    def has_few_bits(self) -> bool:
-        """Whether keys and values are stored in 8 bits or fewer."""
-        return self.dtype.itemsize == 1
+    def has_integers(self) -> bool:
+        """Whether keys and values are stored as integers, whose steps are those of the largest."""
+        return not self.dtype.is_floating_point
 
     @property
     def bytes_per_block(self) -> int:
@@ -86,7 +86,7 @@ class KVCacheShape:
         sizes = layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
         if self.dtype is INT4:
             return _int4_heads(sizes)
-        scales = (StoredHead(size=(), dtype=torch.float32),) * 2 * self.has_few_bits
+        scales = (StoredHead(size=(), dtype=torch.float32),) * 2 * (self.dtype.itemsize == 1)
         return *(StoredHead(size=(size,), dtype=self.dtype) for size in sizes), *scales
 
     @property

@@ -1,5 +1,5 @@
 """HadamardAttention: attention whose keys and values are moved, scaled and rotated before a cache
-of few bits stores them, so that no channel of a head needs a range that is too wide for the others.
+of integers stores them, so that no channel of a head needs a range that is too wide for the others.
 
     k ── minus the mean key, / s ── H ──┐
     q ── * s ─────────────────────── H ─┼── any backend, its cache ── H ── result
