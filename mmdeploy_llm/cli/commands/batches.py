@@ -164,7 +164,7 @@ def say_run_of(
         purpose=desk.purpose,
         is_checked=is_checked,
         limit=desk.selection.items.get("limit"),
-        is_resumed=desk.resume.resume or desk.resume.resume_anyway,
+        is_resumed=desk.resume.is_resumed,
     )
 
 

@@ -55,6 +55,11 @@ class ResumeOptions(Group):
         ),
     ] = False
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an existing output goes on."""
+        return self.resume or self.resume_anyway
+
     def to_settings(self) -> dict[str, Any]:
         """Returns how the output is treated. Raises ConfigError for options that contradict."""
         from mmdeploy_llm.data.records.outcome import Retried
@@ -64,16 +69,15 @@ class ResumeOptions(Group):
                 "--retry-failed WHICH and --no-retry-failed contradict each other; give one of them"
             )
         retried = "all" if self.retry_failed is None else self.retry_failed
-        is_resumed = self.resume or self.resume_anyway
-        if self.overwrite and is_resumed:
+        if self.overwrite and self.is_resumed:
             raise ConfigError("--overwrite and --resume contradict each other; give one of them")
-        if (self.no_retry_failed or self.retry_failed is not None) and not is_resumed:
+        if (self.no_retry_failed or self.retry_failed is not None) and not self.is_resumed:
             raise ConfigError(
                 "--retry-failed WHICH and --no-retry-failed: each needs --resume; a new run has "
                 "nothing to retry"
             )
         return {
-            "mode": "overwrite" if self.overwrite else "resume" if is_resumed else "new",
+            "mode": "overwrite" if self.overwrite else "resume" if self.is_resumed else "new",
             "is_any_config_kept": self.resume_anyway,
             "retried": Retried.parse(False if self.no_retry_failed else retried),
         }

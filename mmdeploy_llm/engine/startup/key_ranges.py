@@ -15,7 +15,7 @@ from .warm_up import GREEDY, RunStep, prefill
 logger = logging.getLogger(__name__)
 
 # More tokens bring nothing: with SmolLM2 64, 128 and 6,900 of them keep the same best tokens within
-# half a hundredth.
+# half a hundredth (AVX2 only, 2026-11-30).
 NUM_TOKENS = 128
 # Prose, a list, numbers, code and other languages, since requests have them.
 TEXT = """\

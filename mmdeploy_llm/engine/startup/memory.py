@@ -100,14 +100,8 @@ def _cpu_memory(loaded: LoadedModel) -> int:
 
 def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:
     runtime = loaded.runtime
-    bare = CachePlan(
-        shape=shape,
-        num_blocks=0,
-        max_model_len=runtime.max_model_len,
-        num_state_rows=NUM_FIXED if shape.bytes_per_state else 0,
-    )
     return measured_memory(
-        lambda count: new_runner(loaded, replace(bare, num_blocks=count, num_window_blocks=count)),
+        lambda count: new_runner(loaded, CachePlan.of_trial(shape, count, runtime.max_model_len)),
         build_processors(loaded.files, runtime.options),
         runtime,
         loaded.model,

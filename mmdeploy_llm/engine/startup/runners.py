@@ -45,6 +45,18 @@ class CachePlan:
     num_state_rows: int = 0
     num_window_blocks: int = 0
 
+    @classmethod
+    def of_trial(cls, shape: KVCacheShape, num_blocks: int, max_model_len: int) -> CachePlan:
+        """Returns the plan of a cache for steps at the start alone, whose blocks nobody else has:
+        as many for layers with a window as for others."""
+        return cls(
+            shape=shape,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            num_state_rows=NUM_FIXED if shape.bytes_per_state else 0,
+            num_window_blocks=num_blocks,
+        )
+
 
 def new_runner(
     loaded: LoadedModel, cache: CachePlan, backend: AttentionBackend | None = None
@@ -133,25 +145,14 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
     return partial(attention.create, name, plugins, host.setup(needs))
 
 
-def _cache_of_one(cache: CachePlan, num_tokens: int, block_size: int) -> CachePlan:
-    """Returns the plan of a cache that holds one request of so many tokens."""
-    blocks = max(2, -(-num_tokens // block_size))
-    return replace(
-        cache,
-        num_blocks=blocks,
-        max_model_len=num_tokens + 1,
-        num_state_rows=NUM_FIXED if cache.num_state_rows else 0,
-        num_window_blocks=blocks if cache.num_window_blocks else 0,
-    )
-
-
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     backend, runtime = new_attention(loaded, cache.shape), loaded.runtime
     wanted = abilities_of(loaded.model).trial
     if isinstance(backend, HadamardAttention):
         ids = sample_ids(loaded.files.tokenizer, loaded.files.text.max_position_embeddings)
-        plan = _cache_of_one(cache, len(ids), runtime.block_size)
+        num_blocks = max(2, -(-len(ids) // runtime.block_size))
+        plan = CachePlan.of_trial(cache.shape, num_blocks, len(ids) + 1)
         run = new_runner(loaded, plan, backend).run
         measure_keys(backend, run, ids, runtime.block_size, wanted)
     runner = new_runner(loaded, cache, backend)

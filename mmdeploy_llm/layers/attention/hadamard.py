@@ -78,7 +78,7 @@ class HadamardAttention(AttentionBackend):
             yield
         finally:
             self.is_measuring = False
-        for heads in {id(own): own for own in self.heads.values()}.values():
+        for heads in self.heads.values():
             heads.settle()
 
 
@@ -104,14 +104,16 @@ class Heads:
         self.can_move &= can_move
 
     def settle(self) -> None:
-        """Takes what was counted, if that is more than a key and all of it is finite."""
+        """Takes what was counted since the last call, if that is more than a key and all of it is
+        finite."""
         sums, num_keys, self.sums, self.num_keys = self.sums, self.num_keys, [], 0
         if num_keys < 2 or not all(own.isfinite().all() for own in sums):
             return
         mean, square, queries = (own / num_keys for own in sums)
         deviation = _at_least_some((square - mean.square()).clamp_min(0).sqrt())
         scales = (deviation / _at_least_some(queries.sqrt())).sqrt()
-        self.centres.copy_(mean if self.can_move else torch.zeros_like(mean))
+        if self.can_move:
+            self.centres.copy_(mean)
         self.key_factors.copy_(1 / scales)
         self.query_factors.copy_(scales)
 
