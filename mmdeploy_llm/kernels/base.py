@@ -248,8 +248,9 @@ class Kernels:
         factors: Tensor | None = None,
     ) -> Tensor:
         """Returns (x - centres) * factors of every head of x [T, heads, D], each block of b
-        channels multiplied by `matrix` [b, b] float32, b <= 64. centres, factors: [K, D] float32 of
-        K groups of as many heads; None: 0 and 1. Only the channels of a head need be contiguous."""
+        channels multiplied by `matrix` [b, b] float32, which is plain.hadamard(D). centres,
+        factors: [K, D] float32 of K groups of as many heads; None: 0 and 1. Only the channels of a
+        head need be contiguous."""
         return plain.mix_heads(x, matrix, centres, factors)
 
     def norm_and_rotate(

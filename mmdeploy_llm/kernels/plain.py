@@ -23,6 +23,17 @@ from torch import Tensor
 ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2"]
 MAX_VALUES = 2**18  # in a float32 temporary
 TILE = 64  # products are fastest on whole tiles of rows
+ROTATED_VALUES = 64  # of a block, at most, as kernels/cpp/products/hadamard.h has them
+
+
+def hadamard(size: int) -> Tensor:
+    """Returns the orthogonal Hadamard matrix [b, b] float32 of the largest power of two that
+    divides `size`, at most ROTATED_VALUES. It is symmetric, so it is its own inverse."""
+    block = min(size & -size, ROTATED_VALUES)
+    matrix = torch.ones(1, 1)
+    while len(matrix) < block:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix / math.sqrt(block)
 
 
 def row_chunks(x: Tensor, row_size: int, max_values: int) -> list[slice]:
@@ -160,7 +171,8 @@ def mix_heads(
         out = out - centres.repeat_interleave(x.shape[1] // len(centres), 0)
     if factors is not None:
         out = out * factors.repeat_interleave(x.shape[1] // len(factors), 0)
-    return (out.unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2).to(x.dtype)
+    blocks = out.reshape(*x.shape[:2], -1, len(matrix)) @ matrix
+    return blocks.flatten(-2).to(x.dtype)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> Tensor:

@@ -27,6 +27,7 @@ def test_a_format_keeps_what_it_promises(name, reference):
         ("the file in float32", 1e-4),
         ("the file as it is", 0.02),
         ("int8wo", 0.02),
+        ("int8", 0.0025),
         ("int4", 0.4),
         ("KV int8", 0.0012),
         ("KV int4", 0.028),

@@ -218,7 +218,6 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
             centres=centres,
             factors=factors,
             groups=1 if known is None else known.shape[0],
-            matrix=matrix,
             block=matrix.shape[0],
             out=out,
             rows=x.shape[0],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels.base import PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import Bits, CodedWeight, layout_of
+from mmdeploy_llm.kernels.plain import ROTATED_VALUES, hadamard
 from mmdeploy_llm.values.options.weight_formats import WeightFormat, rounds_inputs
 
 from .coded import PANEL, ROUNDED_VALUES, CodedProducts
@@ -110,7 +111,7 @@ class Products(CodedProducts):
         return (out if bias is None else out.add_(bias)).to(dtype or x.dtype)
 
     def _round_groups(self, x: Tensor) -> Tensor:
-        """Returns x [T, k] in float32, rounded as `linear_s8` rounds it."""
+        """Returns x [T, k] in float32, rotated and rounded as `linear_s8` does."""
         out = torch.empty(x.shape)
         self._library.round_groups(
             dtype=x.dtype, x=x, x_stride=x.stride(0), rows=x.shape[0], k=x.shape[1], out=out
@@ -166,17 +167,27 @@ class Products(CodedProducts):
         return packed
 
     def rounded_panels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds `weight` [n, k], contiguous, as `quantize_rows` does, and lays it out: the panels
-        and the scales. A bounded number of rows at a time, whose memory is given back, so that no
-        second copy is made."""
+        """Rotates and rounds `weight` [n, k], contiguous, and lays it out: the panels and the
+        scales of `linear_s8`. A bounded number of rows at a time, whose memory is given back, so
+        that no second copy is made."""
         step = max(1, ROUNDED_VALUES // (PANEL * weight.shape[1])) * PANEL
         panels, scales = self._empty_panels(*weight.shape), torch.empty(2, len(weight))
         for first in range(0, len(weight), step):
             rows = slice(first, first + step)
-            codes, scales[:, rows] = self.quantize_rows(weight[rows])
+            codes, scales[:, rows] = self.quantize_rows(self.rotated(weight[rows].float()))
             self.pack_s8(codes, panels[first // PANEL :])
             self.memory.release(weight[rows])
         return panels, scales
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """Returns x [T, k], contiguous, with every whole block of 64 columns multiplied by a
+        Hadamard matrix. Rotated once more, it is as it was but for rounding."""
+        whole = x.shape[1] // ROTATED_VALUES * ROTATED_VALUES
+        if not whole:
+            return x
+        blocks = x[:, :whole].reshape(len(x), -1, ROTATED_VALUES)
+        turned = self.mix_heads(blocks, hadamard(ROTATED_VALUES)).flatten(1)
+        return turned if whole == x.shape[1] else torch.cat((turned, x[:, whole:]), 1)
 
     def _empty_panels(self, n: int, k: int) -> Tensor:
         return self.memory.empty((-(-n // PANEL), -(-k // 4), PANEL, 4), dtype=torch.uint8)
@@ -201,8 +212,9 @@ class Products(CodedProducts):
         bias: Tensor | None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Multiplies `x` [T, k], quantised with a scale for every 64 values of a row, by packed
-        weights -> [T, n]. scales: see quantize_rows, contiguous. bias: [n] of x's dtype.
+        """Multiplies `x` [T, k], rotated as `rotated` does and quantised with a scale for every 64
+        values of a row, by packed weights that were rotated too -> [T, n]. scales: see
+        quantize_rows, contiguous. bias: [n] of x's dtype.
         dtype: see PackedWeight."""
         assert scales.is_contiguous()
         out = self._empty((x.shape[0], scales.shape[1]), dtype=dtype or x.dtype)
@@ -253,7 +265,9 @@ class FloatWeight:
 
 class S8Weight:
     """A kernels.PackedWeight in int8 with a scale and a zero for each row; x is rounded to int8
-    too, with a scale for every 64 values of a row, whose largest magnitude becomes 127."""
+    too, with a scale for every 64 values of a row, whose largest magnitude becomes 127. Every 64
+    columns of both are rotated first, which leaves the product as it is and no value far from the
+    others."""
 
     bits: Bits = 8
     scale_form, code_form, is_float8, is_s8 = 0, 0, False, True
@@ -274,4 +288,5 @@ class S8Weight:
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""
-        return self._kernels.look_up_codes(self, indices, dtype)
+        rows = self._kernels.look_up_codes(self, indices, torch.float32)
+        return self._kernels.rotated(rows).to(dtype)

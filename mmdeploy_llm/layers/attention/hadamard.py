@@ -17,7 +17,6 @@ Shapes: T tokens, H query heads, K key heads, D head size, b channels of a block
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,19 +29,9 @@ from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV
 from mmdeploy_llm.forward import Alibi, AttentionContext, FixedAttention
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, BatchLayout, KVCache
 from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.plain import hadamard
 
-MAX_BLOCK = 64  # channels, as in kernels/cpp/layers/rows.h
 LEAST = 1e-3  # the smallest deviation of a channel, as a part of their mean
-
-
-def hadamard(size: int) -> Tensor:
-    """Returns the orthogonal Hadamard matrix [b, b] float32 of the largest power of two that
-    divides `size`, at most MAX_BLOCK. It is symmetric."""
-    block = min(size & -size, MAX_BLOCK)
-    matrix = torch.ones(1, 1)
-    while len(matrix) < block:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix / math.sqrt(block)
 
 
 class HadamardAttention(AttentionBackend):

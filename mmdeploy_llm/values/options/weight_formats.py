@@ -71,7 +71,7 @@ FORMATS = _table(
         elsewhere="int8",
         tied_head="int8a8",
         transformers=None,
-        kept=93,
+        kept=95,
         summary="8 bits by row, activations too",
     ),
     WeightFormat(

@@ -11,6 +11,7 @@ from mmdeploy_llm.forward import Alibi, QKRotary
 from mmdeploy_llm.hooks import VisibleKeys
 from mmdeploy_llm.kernels import TORCH
 from mmdeploy_llm.kernels.cpu import products
+from mmdeploy_llm.kernels.plain import hadamard
 from mmdeploy_llm.layers.attention import int4
 from mmdeploy_llm.layers.basic.softcap import Softcap
 
@@ -367,7 +368,8 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     scales, shifts = row_scales.double()
     expected = torch.zeros(rows, n, dtype=torch.float64)
     slack = 0.0  # a value that lies between two integers may be rounded to the other one
-    for part, own in zip(x.split(64, 1), weight.split(64, 1), strict=True):
+    rotated = kernels.rotated(x.float())
+    for part, own in zip(rotated.split(64, 1), weight.split(64, 1), strict=True):
         step = part.float().abs().amax(1, keepdim=True) / 127
         wide = own.double() * scales[:, None] + shifts[:, None]
         expected += ((part.float() / step).round().double() @ wide.T) * step
@@ -390,7 +392,7 @@ def test_integers_of_int8_are_exact(kernels, rows):
         if signs[0] is not None:
             x, weight = torch.full_like(x, 127 * signs[0]), torch.full_like(weight, 127 * signs[1])
         packed = kernels.pack_s8(weight.to(torch.int8))
-        found = kernels.linear_s8(x.float(), packed, row_scales, None)
+        found = kernels.linear_s8(kernels.rotated(x.float()), packed, row_scales, None)
         assert torch.equal(found.long(), x @ weight.T)
 
 
@@ -440,13 +442,37 @@ def test_linear_wide_of_int8(kernels, dtype, n, k, has_bias):
     the order of float32 sums."""
     x, weight = values(130, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
     bias = values(n, dtype=dtype) if has_bias else None
-    rounded, row_scales = kernels.quantize_rows(weight)
+    rounded, row_scales = kernels.quantize_rows(kernels.rotated(weight.float()))
     packed = kernels.pack_s8(rounded)
     expected = kernels.linear_s8(x, packed, row_scales, bias)
     found = kernels.linear_wide(x, packed, n, bias, row_scales)
     torch.testing.assert_close(found, expected, **tolerance(dtype) | {"atol": 1e-4 * k**0.5})
     is_wide = torch.equal(kernels.pack(weight, "int8").product(x, bias), found)
     assert is_wide or not kernels.leaves_many_rows_to_torch
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(70, 36), (64, 64), (130, 200)])
+def test_int8_is_rotated(kernels, dtype, n, k):
+    """A product of rotated rows and columns is that of the rows and columns, and a row that is
+    looked up is the weight's; a value of a block that is far from the others costs these little."""
+    x, weight = values(5, k, dtype=dtype), values(n, k, dtype=dtype)
+    x[:, 3] *= 50
+    weight[:, 7] *= 50
+    whole = k // 64 * 64
+    turned = kernels.rotated(x.float())
+    for first in range(0, whole, 64):
+        block = slice(first, first + 64)
+        torch.testing.assert_close(turned[:, block], x[:, block].float() @ hadamard(64))
+    assert torch.equal(turned[:, whole:], x[:, whole:].float())
+    torch.testing.assert_close(kernels.rotated(turned), x.float(), rtol=1e-5, atol=1e-4)
+    packed = kernels.pack(weight.clone(), "int8")
+    exact = x.double() @ weight.double().T
+    error = (packed.product(x, None, torch.float32).double() - exact).norm() / exact.norm()
+    assert error < (0.03 if whole else 0.1)
+    rows = packed.rows(torch.arange(n), dtype)
+    step = kernels.rotated(weight.float()).abs().amax(1) / 127 + weight.float().abs().amax(1) / 128
+    assert ((rows - weight).float().norm(dim=1) <= step * k**0.5).all()
 
 
 def a_product(kernels, kind, n, k):
@@ -512,7 +538,7 @@ def test_quantize_rows(kernels, dtype):
 def test_int8_is_rounded_by_parts(kernels, n, k, monkeypatch):
     monkeypatch.setattr(products, "ROUNDED_VALUES", 64 * k)
     weight = values(n, k, dtype=torch.bfloat16)
-    rounded, expected = kernels.quantize_rows(weight)
+    rounded, expected = kernels.quantize_rows(kernels.rotated(weight.float()))
     panels, row_scales = kernels.rounded_panels(weight)
     assert torch.equal(row_scales, expected)
     assert torch.equal(panels, kernels.pack_s8(rounded))

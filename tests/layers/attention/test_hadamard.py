@@ -12,8 +12,9 @@ from mmdeploy_llm.engine.startup import key_ranges
 from mmdeploy_llm.hooks.objects.attention import BatchLayout, KVCache
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.cpu.cpu_kernels import load
+from mmdeploy_llm.kernels.plain import hadamard
 from mmdeploy_llm.layers.attention import int4
-from mmdeploy_llm.layers.attention.hadamard import HadamardAttention, hadamard
+from mmdeploy_llm.layers.attention.hadamard import HadamardAttention
 from mmdeploy_llm.layers.attention.reference import ReferenceAttention
 from mmdeploy_llm.layers.basic.recordings import Recordings
 from mmdeploy_llm.testing.tiny import write_tiny

@@ -259,9 +259,8 @@ struct MixHeads {
     const float* centres;  // [groups][size], each of heads / groups heads; optional
     const float* factors;  // [groups][size]; optional
     int64_t groups;
-    const float* matrix;  // [block][block]
-    int64_t block;        // divides size
-    void* out;            // [rows][heads][size]
+    int64_t block;  // a power of two that divides size, at most 64
+    void* out;      // [rows][heads][size]
     int64_t rows;
     int64_t size;
     int32_t num_threads;
@@ -462,7 +461,8 @@ struct Linear {
     int32_t num_threads;
 };
 
-// The same with int8 weights and rows of x that are rounded to int8.
+// The same with int8 weights, and rows of x that are rotated and rounded to int8: the weights are
+// those of rows that were rotated alike.
 struct LinearS8 {
     int32_t dtype;      // of x and bias
     int32_t out_dtype;  // that, or float32
@@ -507,7 +507,7 @@ struct LinearCodes {
     int32_t num_threads;
 };
 
-// out = x as LinearS8 rounds it.
+// out = x as LinearS8 rotates and rounds it.
 struct RoundGroups {
     int32_t dtype;
     const void* x;  // [rows][k]

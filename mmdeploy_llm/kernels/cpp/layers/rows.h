@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "../products/hadamard.h"
 #include "../products/numbers.h"
 #include "../products/parallel.h"
 #include "calls.h"
@@ -182,21 +183,6 @@ void norm_heads(const T* x, int64_t row_stride, int64_t heads, int64_t head_stri
     });
 }
 
-constexpr int64_t MIXED_BLOCK = 64;  // as in layers/attention/hadamard.py: at most so many channels
-
-// sums [block] = values [block] times the matrix [block][block]. Sums of whole blocks stay in
-// registers.
-template <int64_t BLOCK = 0>
-void mix_block(const float* values, const float* matrix, int64_t size, float* sums) {
-    const int64_t block = BLOCK == 0 ? size : BLOCK;
-    for (int64_t c = 0; c < block; ++c) sums[c] = 0.0f;
-    for (int64_t i = 0; i < block; ++i) {
-        const float value = values[i];
-#pragma omp simd
-        for (int64_t c = 0; c < block; ++c) sums[c] += value * matrix[i * block + c];
-    }
-}
-
 // See MixHeads.
 template <typename T>
 void mix_heads(const MixHeads& args) {
@@ -204,7 +190,7 @@ void mix_heads(const MixHeads& args) {
     T* out = static_cast<T*>(args.out);
     const int64_t sharing = args.heads / args.groups;
     parallel_parts(args.rows * args.heads, args.num_threads, [&](int64_t begin, int64_t end) {
-        alignas(64) float values[MIXED_BLOCK], sums[MIXED_BLOCK];
+        alignas(64) float values[ROTATED_VALUES];
         for (int64_t at = begin; at < end; ++at) {
             const int64_t row = at / args.heads, head = at % args.heads;
             const T* from = x + row * args.row_stride + head * args.head_stride;
@@ -215,14 +201,10 @@ void mix_heads(const MixHeads& args) {
                     const float factor = args.factors == nullptr ? 1.0f : args.factors[own + c];
                     values[c] = (load(from[first + c]) - centre) * factor;
                 }
-                if (args.block == MIXED_BLOCK) {
-                    mix_block<MIXED_BLOCK>(values, args.matrix, args.block, sums);
-                } else {
-                    mix_block(values, args.matrix, args.block, sums);
-                }
+                rotate_block(values, args.block);
                 T* to = out + at * args.size + first;
 #pragma omp simd
-                for (int64_t c = 0; c < args.block; ++c) to[c] = store<T>(sums[c]);
+                for (int64_t c = 0; c < args.block; ++c) to[c] = store<T>(values[c]);
             }
         }
     });

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "dot.h"
+#include "hadamard.h"
 #include "numbers.h"
 #include "pack.h"
 #include "parallel.h"
@@ -39,7 +40,7 @@ constexpr int64_t ROW_BLOCK = 192;
 // Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have
 // smaller caches.
 constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
-constexpr int64_t GROUP = 64;  // values of x with one scale
+constexpr int64_t GROUP = ROTATED_VALUES;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
 constexpr int64_t MOST_BESIDE = 16384;  // bytes
@@ -401,7 +402,14 @@ MM_INLINE int32_t sum_of_each(const int8_t* values, int64_t count) {
     return sum;
 }
 
-// Quantizes `count` values of x, one group at most, to the format's type. Returns the sum of those
+// Rotates `count` values of x, one group at most; a group that is not whole stays as it is.
+template <typename T>
+MM_INLINE void rotate_group(const T* x, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = load(x[i]);
+    if (count == GROUP) rotate_block(out, GROUP);
+}
+
+// Quantizes `count` values of x, one group at most, rotated, to the format's type. Returns the sum of those
 // whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
 template <typename T, typename Value>
 MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale,
@@ -410,7 +418,9 @@ MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float
     int8_t own[IS_WIDE ? GROUP : 1] = {};
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
-    *scale = quantize(x, count, rounded);
+    alignas(64) float rotated[GROUP];
+    rotate_group(x, count, rotated);
+    *scale = quantize(rotated, count, rounded);
     *total += *scale * float(sum_of_each<1>(rounded, count));
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
     return sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
@@ -426,7 +436,7 @@ void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
     }
 }
 
-// Rounds x [rows][k] as linear_s8 does and multiplies by the scales again: out [rows][k].
+// Rotates and rounds x [rows][k] as linear_s8 does and multiplies by the scales again: out [rows][k].
 template <typename T>
 void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* out,
                   int num_threads) {
@@ -434,8 +444,10 @@ void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* 
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t first = 0; first < k; first += GROUP) {
                 const int64_t count = std::min(GROUP, k - first);
+                alignas(64) float rotated[GROUP];
                 int8_t values[GROUP];
-                const float scale = quantize(x + row * x_stride + first, count, values);
+                rotate_group(x + row * x_stride + first, count, rotated);
+                const float scale = quantize(rotated, count, values);
                 float* to = out + row * k + first;
 #pragma omp simd
                 for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
