@@ -238,7 +238,7 @@ def write_qwen3(folder: Path) -> None:
     words.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, words.pad_token_id)]
     )
-    _save(folder, Qwen3Model(Qwen3Config(**QWEN3)), words, "lasttoken")
+    save_as_sentence_transformer(folder, Qwen3Model(Qwen3Config(**QWEN3)), words, "lasttoken")
 
 
 def write_bge(folder: Path) -> None:
@@ -262,7 +262,7 @@ def write_bge(folder: Path) -> None:
     words = PreTrainedTokenizerFast(
         tokenizer_object=found, **dict(zip(names, special, strict=True)), model_max_length=512
     )
-    _save(folder, BertModel(BertConfig()), words, "cls")
+    save_as_sentence_transformer(folder, BertModel(BertConfig()), words, "cls")
 
 
 def write_siglip(folder: Path) -> None:
@@ -309,7 +309,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _save(folder: Path, model: Any, words: Any, pooling: str) -> None:
+def save_as_sentence_transformer(folder: Path, model: Any, words: Any, pooling: str) -> None:
     """Writes a sentence-transformers folder in bfloat16."""
     import tempfile
 

@@ -7,7 +7,8 @@
 All of it comes from PyPI. A GGUF file as it is, against llama.cpp (xllamacpp): 32 texts at once,
 one text alone, the first token after some 1,024. Whisper against faster-whisper: 20 files of 10 to
 60 seconds, and one of 10 minutes. MiniLM: 5,000 texts of two books, against sentence-transformers
-and ONNX Runtime. Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape,
+and ONNX Runtime; 200 pages of 512 tokens by random weights of bge-small's shape, against the same.
+Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape,
 against Pillow and transformers.
 
 A job goes from files to answers; loading is not in it. Each engine loads its model once, in a
@@ -109,13 +110,19 @@ SESSIONS = (
         )
         for name in ("whisper-tiny-en", "whisper-base")
     ),
-    Session(
-        kind="vectors",
-        model="minilm",
-        folder=lambda engine: _minilm(),
-        works=(Work(name="vectors", words="5,000 texts", unit="texts/s", goal=2.0),),
-        ours=("float32", "int8"),
-        theirs=(("sentence-transformers", "float32"), ("ONNX Runtime", "int8")),
+    *(
+        Session(
+            kind="vectors",
+            model=name,
+            folder=folder,
+            works=(Work(name=work, words=words, unit="texts/s", goal=2.0),),
+            ours=("float32", "int8"),
+            theirs=(("sentence-transformers", "float32"), ("ONNX Runtime", "int8")),
+        )
+        for name, folder, work, words in (
+            ("minilm", lambda engine: _with_onnx(folder_of("minilm")), "vectors", "5,000 texts"),
+            ("bge-small", lambda engine: _bge_small(), "pages", "200 texts of 512 tokens"),
+        )
     ),
     Session(
         kind="photos",
@@ -134,14 +141,29 @@ def _write_siglip(folder: Path) -> None:
     write_siglip(folder)
 
 
-def _minilm() -> Path:
+def _bge_small() -> Path:
+    """Returns the folder of a model of bge-small's shape, with the tokenizer of MiniLM."""
+    return _with_onnx(made("jobs/bge-small", _write_bge_small))
+
+
+def _write_bge_small(folder: Path) -> None:
+    from embed import save_as_sentence_transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    words = AutoTokenizer.from_pretrained(folder_of("minilm"), model_max_length=512)
+    shape = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12}
+    save_as_sentence_transformer(folder, BertModel(BertConfig(**shape)), words, "cls")
+
+
+def _with_onnx(model: Path) -> Path:
     """Returns the folder of the model, after its form in int8 for ONNX Runtime was written beside
     it: embeddings and products, weights by tensor, as its quantizer does by default."""
-    made("minilm-int8.onnx", _write_onnx)
-    return folder_of("minilm")
+    name = f"{model.relative_to(folder_of('minilm').parent)}-int8.onnx"
+    made(name, lambda path: _write_onnx(model, path))
+    return model
 
 
-def _write_onnx(path: Path) -> None:
+def _write_onnx(folder: Path, path: Path) -> None:
     import torch
     from onnxruntime.quantization import quantize_dynamic
     from transformers import AutoModel
@@ -149,15 +171,16 @@ def _write_onnx(path: Path) -> None:
     class Hidden(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = AutoModel.from_pretrained(folder_of("minilm"), attn_implementation="eager")
+            options = {"attn_implementation": "eager", "dtype": torch.float32}
+            self.model = AutoModel.from_pretrained(folder, **options)
 
         def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
     ids = torch.ones(2, 8, dtype=torch.int64)
     axes = {0: "batch", 1: "length"}
-    with tempfile.TemporaryDirectory() as folder:
-        exact = Path(folder, "exact.onnx")
+    with tempfile.TemporaryDirectory() as made_here:
+        exact = Path(made_here, "exact.onnx")
         torch.onnx.export(
             Hidden().eval(),
             (ids, ids),
@@ -186,6 +209,8 @@ def write_works(folder: Path, photos: int) -> None:
     }
     lines = [line[:600] for name in ("lcet10.txt", "alice29.txt") for line in _sentences(name)]
     write["vectors"] += lines[: 5000 - len(write["vectors"])]
+    starts = range(0, len(lines) - 60, (len(lines) - 60) // 200)
+    write["pages"] = [" ".join(lines[at : at + 60])[:3500] for at in starts][:200]
     for name, items in write.items():
         part = items[: max(1, round(len(items) * SMALL))]
         for place, own in ((folder, items), (folder / "small", part)):

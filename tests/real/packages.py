@@ -25,6 +25,8 @@ from email.parser import Parser
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock
+
 ROOT = Path(os.environ.get("REAL_WEIGHTS") or Path(__file__).parents[2] / ".real").resolve()
 STATED = ("License-Expression", "License", "Author", "Author-email", "Project-URL", "Home-page")
 
@@ -188,14 +190,16 @@ def _unpack(folder: Path) -> None:
 
 
 def made(name: str, make: Callable[[Path], object]) -> Path:
-    """Returns a file or folder below ROOT that `make` writes, which is made once."""
+    """Returns a file or folder below ROOT that `make` writes, which is made once: another process
+    that asks for it waits."""
     path = ROOT / name
-    if not path.exists():
-        partial = path.with_name(f"{path.name}.partial{path.suffix}")
-        print(f"making {path}", flush=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        make(partial)
-        partial.rename(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f"{path.name}.lock")):
+        if not path.exists():
+            partial = path.with_name(f"{path.name}.partial{path.suffix}")
+            print(f"making {path}", flush=True)
+            make(partial)
+            partial.rename(path)
     return path
 
 

@@ -1,8 +1,8 @@
 """One engine with a model of real weights, for real_jobs.py: from files to answers.
 
-A piece of work: {"work": "texts" | "alone" | "first" | "sounds" | "vectors" | "photos", "path": its
-file or folder}; answered with seconds, and how many tokens, seconds of sound, texts or photos that
-is ("amount"). Loading is not in it.
+A piece of work: {"work": "texts" | "alone" | "first" | "sounds" | "vectors" | "pages" | "photos",
+"path": its file or folder}; answered with seconds, and how many tokens, seconds of sound, texts or
+photos that is ("amount"). Loading is not in it.
 
 Importing this file loads no engine: each has its imports in its own function.
 """
@@ -160,11 +160,12 @@ def vectors_onnxruntime(model: str, precision: str) -> Job:
     from tokenizers import Tokenizer
 
     words = Tokenizer.from_file(str(Path(model, "tokenizer.json")))
-    words.enable_truncation(256)
+    limits = json.loads(Path(model, "sentence_bert_config.json").read_text())
+    words.enable_truncation(limits["max_seq_length"])
     words.enable_padding()
-    session = onnxruntime.InferenceSession(
-        str(Path(model).with_name("minilm-int8.onnx")), providers=["CPUExecutionProvider"]
-    )
+    pooling = json.loads(Path(model, "1_Pooling", "config.json").read_text())
+    is_mean = pooling["pooling_mode_mean_tokens"]
+    session = onnxruntime.InferenceSession(f"{model}-int8.onnx", providers=["CPUExecutionProvider"])
 
     def job(texts: Any) -> float:
         order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
@@ -174,8 +175,8 @@ def vectors_onnxruntime(model: str, precision: str) -> Job:
             read = words.encode_batch([texts[at] for at in places])
             ids, mask = (np.array([getattr(e, n) for e in read]) for n in ("ids", "attention_mask"))
             (hidden,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
-            summed = (hidden * mask[..., None]).sum(1)
-            for at, vector in zip(places, summed, strict=True):
+            pooled = (hidden * mask[..., None]).sum(1) if is_mean else hidden[:, 0]
+            for at, vector in zip(places, pooled, strict=True):
                 vectors[at] = vector / np.linalg.norm(vector)
         return len(vectors)
 
@@ -236,7 +237,7 @@ def read(work: str, path: Path) -> Any:
     """Returns what a job takes: texts and how many tokens are answered, texts, or paths."""
     if work in ANSWER_TOKENS:
         return json.loads(path.read_text()), ANSWER_TOKENS[work]
-    return json.loads(path.read_text()) if work == "vectors" else sorted(path.iterdir())
+    return json.loads(path.read_text()) if path.is_file() else sorted(path.iterdir())
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from mmdeploy_llm.values.options.config import EngineConfig
     ("options", "num_bytes", "is_quantized", "told"),
     [
         ({"quantization": "int4"}, 2**28, False, ["quantization = 'int4' keeps about 66 of 100"]),
-        ({"quantization": "int8"}, 2**28, False, ["quantization = 'int8' keeps about 95 of 100"]),
+        ({"quantization": "int8a8"}, 2**28, False, ["quantization = 'int8a8' keeps about 94"]),
+        ({"quantization": "int8"}, 2**28, False, []),
         ({"kv_cache_dtype": "int4"}, 2**28, True, ["kv_cache_dtype = 'int4' keeps about 90"]),
         ({"quantization": "int8wo", "kv_cache_dtype": "int8"}, 2**28, False, []),
         ({"quantization": "int4"}, 2**28, True, []),  # only activations are rounded

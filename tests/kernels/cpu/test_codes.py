@@ -130,12 +130,17 @@ def rounded_rows(x, *, by_row):
 @pytest.mark.parametrize("name", FORMATS)
 def test_products_of_each_name(kernels, dtype, name):
     """They are those of plain torch with the values of the codes, and with rounded rows of x where
-    the name rounds them."""
+    the name rounds them, as they are or rotated."""
     own, x = FORMATS[name], values(9, 200, dtype=dtype)
     packed = kernels.pack(values(70, 200, dtype=dtype), name)
     weight = packed.rows(torch.arange(70), torch.float32).double()
-    rows = x.double() if own.activation_bits is None else rounded_rows(x, by_row=own.bits == 4)
-    found, expected = packed.product(x, None).double(), rows @ weight.T
+    if own.activation_bits is None:
+        rows = x.double()
+    elif own.group_size is None:
+        rows = kernels.rotated(rounded_rows(kernels.rotated(x.float()), by_row=False).float())
+    else:
+        rows = rounded_rows(x, by_row=own.bits == 4)
+    found, expected = packed.product(x, None).double(), rows.double() @ weight.T
     # Of a few values that lie between two steps each way of dividing takes another.
     limit = 1e-3 if own.activation_bits is None else 5e-3
     limit = max(limit, 5e-3 * (dtype is torch.bfloat16))
