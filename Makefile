@@ -94,7 +94,7 @@ real real-table: export PYTHONPATH = $(REAL)/tools
 bench-real: export PYTHONPATH = .:$(REAL)/tools
 real: $(REAL)/tools/.installed
 	@$(BIN)/python -m tests.real.packages
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m real $(PYTEST_FLAGS) tests/real
+	$(PYTEST) -m real $(PYTEST_FLAGS) tests/real
 
 real-table: $(REAL)/tools/.installed
 	@$(BIN)/python -m tests.real.packages

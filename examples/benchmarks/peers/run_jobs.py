@@ -160,11 +160,13 @@ def vectors_onnxruntime(model: str, precision: str) -> Job:
     from tokenizers import Tokenizer
 
     words = Tokenizer.from_file(str(Path(model, "tokenizer.json")))
-    limits = json.loads(Path(model, "sentence_bert_config.json").read_text())
-    words.enable_truncation(limits["max_seq_length"])
+    limits, pooling, tokens = (
+        json.loads(Path(model, name).read_text())
+        for name in ("sentence_bert_config.json", "1_Pooling/config.json", "tokenizer_config.json")
+    )
+    words.enable_truncation(limits.get("max_seq_length", tokens["model_max_length"]))
     words.enable_padding()
-    pooling = json.loads(Path(model, "1_Pooling", "config.json").read_text())
-    is_mean = pooling["pooling_mode_mean_tokens"]
+    is_mean = pooling.get("pooling_mode", "mean") == "mean"
     session = onnxruntime.InferenceSession(f"{model}-int8.onnx", providers=["CPUExecutionProvider"])
 
     def job(texts: Any) -> float:
