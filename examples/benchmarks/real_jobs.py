@@ -7,9 +7,9 @@
 All of it comes from PyPI. A GGUF file as it is, against llama.cpp (xllamacpp): 32 texts at once,
 one text alone, the first token after some 1,024. Whisper against faster-whisper: 20 files of 10 to
 60 seconds, and one of 10 minutes. MiniLM: 5,000 texts of two books, against sentence-transformers
-and ONNX Runtime; 200 pages of 512 tokens by random weights of bge-small's shape, against the same.
-Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape,
-against Pillow and transformers.
+and ONNX Runtime; 200 pages, cut at 512 tokens, by random weights of bge-small's shape, against the
+same. Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape, against Pillow
+and transformers.
 
 A job goes from files to answers; loading is not in it. Each engine loads its model once, in a
 process of its own, and does a small job first; then engines take turns, and the processes of the

@@ -171,7 +171,7 @@ def mix_heads(
         out = out - centres.repeat_interleave(x.shape[1] // len(centres), 0)
     if factors is not None:
         out = out * factors.repeat_interleave(x.shape[1] // len(factors), 0)
-    blocks = out.reshape(*x.shape[:2], -1, len(matrix)) @ matrix
+    blocks = out.reshape(*x.shape[:2], x.shape[2] // len(matrix), len(matrix)) @ matrix
     return blocks.flatten(-2).to(x.dtype)
 
 

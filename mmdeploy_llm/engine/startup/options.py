@@ -16,7 +16,7 @@ from mmdeploy_llm.values.options.runtime_config import (
     RuntimeConfig,
     resolve,
 )
-from mmdeploy_llm.values.options.weight_formats import KEPT, KEPT_BY_KV_CACHE
+from mmdeploy_llm.values.options.weight_formats import KEPT_BY_KV_CACHE, kept_by
 
 from .cards import check_device
 from .deterministic import check_promise
@@ -72,14 +72,15 @@ def final_options(config: EngineConfig, files: ModelFiles, machine: Machine) -> 
 
 def warn_of_loss(runtime: RuntimeConfig, files: ModelFiles) -> None:
     """Warns of few bits that are known to change more than 5 of 100 tokens of a small model."""
+    by_name = kept_by(is_cuda=runtime.device != "cpu")
     found = [("kv_cache_dtype", runtime.kv_cache_dtype, KEPT_BY_KV_CACHE)]
     if not files.is_quantized:
-        found.append(("quantization", str(runtime.quantization), KEPT))
+        found.append(("quantization", str(runtime.quantization), by_name))
     lossy = [each for each in found if each[2].get(each[1], 100) < MIN_KEPT]
     is_read = runtime.options.load_format != "dummy"
     if not lossy or not is_read or files.stored_bytes not in SMALL:
         return
-    nearest = max(KEPT, key=KEPT.__getitem__)
+    nearest = max(by_name, key=by_name.__getitem__)
     for option, value, kept in lossy:
         logger.warning(
             "%s = %r keeps about %d of 100 greedy tokens of a model of 0.1 B parameters, and loses "
@@ -89,7 +90,7 @@ def warn_of_loss(runtime: RuntimeConfig, files: ModelFiles) -> None:
             value,
             kept[value],
             nearest,
-            KEPT[nearest],
+            by_name[nearest],
         )
 
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
+BLOCKS = (1, 2, 4, 8, 16, 32, 64)  # channels that hadamard.h rotates
 MAX_GROUP = 256  # TILE_ROWS in attention.h
 
 
@@ -207,6 +208,7 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
     ) -> Tensor:
         if not self.takes(x):
             return super().mix_heads(x, matrix, centres, factors)
+        assert matrix.shape[0] in BLOCKS, "a Hadamard matrix, which the library has itself"
         known = centres if centres is not None else factors
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.mix_heads(

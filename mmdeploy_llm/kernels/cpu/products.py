@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels.base import PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import Bits, CodedWeight, layout_of
-from mmdeploy_llm.kernels.plain import ROTATED_VALUES, hadamard
 from mmdeploy_llm.values.options.weight_formats import WeightFormat, rounds_inputs
 
 from .coded import PANEL, ROUNDED_VALUES, CodedProducts
@@ -174,20 +173,20 @@ class Products(CodedProducts):
         panels, scales = self._empty_panels(*weight.shape), torch.empty(2, len(weight))
         for first in range(0, len(weight), step):
             rows = slice(first, first + step)
-            codes, scales[:, rows] = self.quantize_rows(self.rotated(weight[rows].float()))
+            codes, scales[:, rows] = self.quantize_rows(self.rotated(weight[rows]))
             self.pack_s8(codes, panels[first // PANEL :])
             self.memory.release(weight[rows])
         return panels, scales
 
-    def rotated(self, x: Tensor) -> Tensor:
-        """Returns x [T, k], contiguous, with every whole block of 64 columns multiplied by a
-        Hadamard matrix. Rotated once more, it is as it was but for rounding."""
-        whole = x.shape[1] // ROTATED_VALUES * ROTATED_VALUES
-        if not whole:
-            return x
-        blocks = x[:, :whole].reshape(len(x), -1, ROTATED_VALUES)
-        turned = self.mix_heads(blocks, hadamard(ROTATED_VALUES)).flatten(1)
-        return turned if whole == x.shape[1] else torch.cat((turned, x[:, whole:]), 1)
+    def rotated(self, x: Tensor, *, is_back: bool = False) -> Tensor:
+        """Returns x [T, k], contiguous, in float32, each whole group of 64 columns rotated as
+        `linear_s8` rotates it: half of the values with the other sign, then multiplied by a
+        Hadamard matrix. is_back: undoes that, but for rounding."""
+        assert x.is_contiguous()
+        out = torch.empty(x.shape)
+        rows, k = x.shape
+        self._library.rotate_groups(dtype=x.dtype, x=x, rows=rows, k=k, is_back=is_back, out=out)
+        return out
 
     def _empty_panels(self, n: int, k: int) -> Tensor:
         return self.memory.empty((-(-n // PANEL), -(-k // 4), PANEL, 4), dtype=torch.uint8)
@@ -214,8 +213,7 @@ class Products(CodedProducts):
     ) -> Tensor:
         """Multiplies `x` [T, k], rotated as `rotated` does and quantised with a scale for every 64
         values of a row, by packed weights that were rotated too -> [T, n]. scales: see
-        quantize_rows, contiguous. bias: [n] of x's dtype.
-        dtype: see PackedWeight."""
+        quantize_rows, contiguous. bias: [n] of x's dtype. dtype: see PackedWeight."""
         assert scales.is_contiguous()
         out = self._empty((x.shape[0], scales.shape[1]), dtype=dtype or x.dtype)
         self._library.linear_s8(
@@ -266,8 +264,8 @@ class FloatWeight:
 class S8Weight:
     """A kernels.PackedWeight in int8 with a scale and a zero for each row; x is rounded to int8
     too, with a scale for every 64 values of a row, whose largest magnitude becomes 127. Every 64
-    columns of both are rotated first, which leaves the product as it is and no value far from the
-    others."""
+    columns of both are rotated first: the product stays as it is, and a value that is far from the
+    others costs them less."""
 
     bits: Bits = 8
     scale_form, code_form, is_float8, is_s8 = 0, 0, False, True
@@ -289,4 +287,4 @@ class S8Weight:
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""
         rows = self._kernels.look_up_codes(self, indices, torch.float32)
-        return self._kernels.rotated(rows).to(dtype)
+        return self._kernels.rotated(rows, is_back=True).to(dtype)

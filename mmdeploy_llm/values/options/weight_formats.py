@@ -30,8 +30,8 @@ class WeightFormat:
         formats have products of their own, S8Weight (kernels/cpu/products.py) and Int8Rows
         (kernels/cuda/int8.py), the only ones that round activations on CUDA too. The others are
         CodedPanels (kernels/cpu/coded.py) and CudaCodes (kernels/cuda/codes.py).
-    activation_bits: of the rows of x in products, with a scale for every 64 values on a CPU; None:
-        x stays as it is.
+    activation_bits: of the rows of x in products, with a scale for every 64 values on a CPU, which
+        are rotated with the columns of weights that have no groups; None: x stays as it is.
     on_cuda: the format that a GPU takes instead; None: this one. Products on CUDA round the rows of
         x only where weights have a scale for each row, so that a model in 4 bits has nothing of it.
     elsewhere: the format of linear layers outside of a decoder's layers: an output head, a tower.
@@ -39,8 +39,9 @@ class WeightFormat:
         product does.
     transformers: the format of compressed-tensors in which such weights are saved and transformers
         reads them; None: they are not saved.
-    kept: percent of the best tokens of a model of 0.1 B parameters that stay those of float32, as
-        examples/benchmarks/QUALITY.md has them.
+    kept: percent of the best tokens of a model of 0.1 B parameters that stay those of float32 on a
+        CPU, as examples/benchmarks/QUALITY.md has them.
+    kept_on_cuda: the same on CUDA; None: as many.
     summary: what a user reads about the format.
     """
 
@@ -54,6 +55,7 @@ class WeightFormat:
     tied_head: str
     transformers: str | None = PACK_QUANTIZED
     kept: int
+    kept_on_cuda: int | None = None
     summary: str
 
 
@@ -72,6 +74,7 @@ FORMATS = _table(
         tied_head="int8a8",
         transformers=None,
         kept=95,
+        kept_on_cuda=89,  # nothing is rotated there
         summary="8 bits by row, activations too",
     ),
     WeightFormat(
@@ -127,7 +130,6 @@ FORMATS = _table(
         summary="4 bits, activations 8",
     ),
 )
-KEPT = MappingProxyType({name: row.kept for name, row in FORMATS.items()})
 KEPT_BY_KV_CACHE = MappingProxyType({"int4": 90})  # the same of kv_cache_dtype
 BUILT_IN = "builtin"  # what to calibrate with: the prompts that come with this package
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
@@ -155,6 +157,13 @@ def quantization_name(value: Any) -> Any:
 def rounds_inputs(quantization: QuantizationName | None) -> bool:
     """Whether products round the rows of x too."""
     return quantization is not None and FORMATS[quantization].activation_bits is not None
+
+
+def kept_by(*, is_cuda: bool) -> MappingProxyType[str, int]:
+    """Returns for each format how many percent of a small model's best tokens it keeps."""
+    rows = FORMATS.items()
+    kept = {name: (is_cuda and row.kept_on_cuda) or row.kept for name, row in rows}
+    return MappingProxyType(kept)
 
 
 def format_on(quantization: QuantizationName | None, *, is_cuda: bool) -> QuantizationName | None:

@@ -14,6 +14,12 @@ from mmdeploy_llm.values.options.config import EngineConfig
         ({"quantization": "int4"}, 2**28, False, ["quantization = 'int4' keeps about 66 of 100"]),
         ({"quantization": "int8a8"}, 2**28, False, ["quantization = 'int8a8' keeps about 94"]),
         ({"quantization": "int8"}, 2**28, False, []),
+        (
+            {"quantization": "int8", "device": "cuda"},
+            2**28,
+            False,
+            ["quantization = 'int8' keeps about 89"],
+        ),
         ({"kv_cache_dtype": "int4"}, 2**28, True, ["kv_cache_dtype = 'int4' keeps about 90"]),
         ({"quantization": "int8wo", "kv_cache_dtype": "int8"}, 2**28, False, []),
         ({"quantization": "int4"}, 2**28, True, []),  # only activations are rounded
@@ -25,7 +31,10 @@ from mmdeploy_llm.values.options.config import EngineConfig
 def test_few_bits_of_small_models_are_warned_of(caplog, options, num_bytes, is_quantized, told):
     given = EngineConfig(model="m", **options)
     runtime = SimpleNamespace(
-        options=given, quantization=given.quantization, kv_cache_dtype=given.kv_cache_dtype
+        options=given,
+        quantization=given.quantization,
+        kv_cache_dtype=given.kv_cache_dtype,
+        device=given.device or "cpu",
     )
     warn_of_loss(runtime, SimpleNamespace(stored_bytes=num_bytes, is_quantized=is_quantized))
     messages = [record.getMessage() for record in caplog.records]

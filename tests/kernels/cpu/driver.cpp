@@ -77,7 +77,7 @@ struct Stored {
     std::vector<double> head(int64_t index) const {
         std::vector<double> out(head_dim);
         const T* x = heads + index * head_dim;
-        const int64_t size = cache_dtype == 3 && head_dim % 64 == 0 ? 64 : head_dim;
+        const int64_t size = cache_dtype == 3 && head_dim % 32 == 0 ? 32 : head_dim;
         for (int64_t first = 0; first < head_dim; first += size) {
             float least = INFINITY, most = -INFINITY;
             for (int64_t i = first; i < first + size; ++i) {
@@ -237,9 +237,11 @@ void run_linear(int32_t dtype, int32_t threads) {
     std::vector<float> whole(rows * k), sums(rows * n), ones(2 * n);
     std::fill_n(ones.begin(), n, 1.0f);  // scales; every shift is 0
     for (int64_t i = 0; i < rows * k; ++i) {
-        whole[i] = i % k % 128 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
+        whole[i] = i % k % 64 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
     }
-    run(mm::LinearS8{0, 0, whole.data(), k, packed.data(), 0, ones.data(), nullptr, sums.data(), rows,
+    std::vector<float> turned(rows * k);  // is rotated to these
+    run(mm::RotateGroups{0, whole.data(), rows, k, 1, turned.data(), threads});
+    run(mm::LinearS8{0, 0, turned.data(), k, packed.data(), 0, ones.data(), nullptr, sums.data(), rows,
                      n, k, nullptr, 0, threads});
     compare<float, int8_t>("int8", whole.data(), weights.data(), nullptr, sums.data(), rows, n, k);
 }

@@ -9,7 +9,7 @@ namespace {
 struct Codes {
     int32_t bits;
     bool is_float;
-    int32_t form;  // of scales, see LinearCodes
+    int32_t form;  // of scales, see code_scales.h
     int64_t n, k, group;
     std::vector<uint8_t> codes;                // [n][whole units]
     std::vector<float> scales, offsets;        // [n][groups]
@@ -17,6 +17,8 @@ struct Codes {
     int64_t per_unit() const { return 32 / bits; }
     int64_t units() const { return (k + per_unit() - 1) / per_unit(); }
     int64_t groups() const { return (k + group - 1) / group; }
+    // As LinearCodes has it: the form, and the zero that all groups of form 3 have.
+    int32_t scale_form() const { return form == 3 ? form | 8 << 8 : form; }
     double value(int64_t row, int64_t column) const {
         const uint8_t code = codes[row * units() * per_unit() + column];
         if (!is_float) return code;
@@ -80,7 +82,7 @@ std::vector<uint32_t> packed_scales(const Codes& from) {
     return scales;
 }
 
-// Makes x of which it is known what rounding to 8 bits gives: in each group of 128, whole numbers
+// Makes x of which it is known what rounding to 8 bits gives: in each group of 64, whole numbers
 // times a power of two, the largest of them 127. A quarter is added to small ones, or subtracted.
 template <typename T>
 std::vector<T> roundable(int64_t rows, int64_t k, std::vector<double>& rounded) {
@@ -88,7 +90,7 @@ std::vector<T> roundable(int64_t rows, int64_t k, std::vector<double>& rounded) 
     rounded.resize(rows * k);
     float power = 1.0f;
     for (int64_t i = 0; i < rows * k; ++i) {
-        const bool is_first = i % k % 128 == 0;
+        const bool is_first = i % k % 64 == 0;
         if (is_first) power = std::ldexp(1.0f, int(between(-3, 3)));
         const int64_t whole = is_first ? 127 : between(-127, 127);
         const float lost = std::abs(whole) < 32 ? float(between(-1, 1)) / 4.0f : 0.0f;
@@ -112,7 +114,7 @@ void run_codes(int32_t dtype, int32_t bits, bool rounds, int32_t threads) {
     if (!rounds) x = random_values<T>(rows * k);
     const auto bias = random_values<T>(n);
     std::vector<T> out(rows * n);
-    const mm::LinearCodes product{dtype, dtype, w.bits, w.form, 0, w.is_float, rounds, x.data(), k,
+    const mm::LinearCodes product{dtype, dtype, w.bits, w.scale_form(), 0, w.is_float, rounds, x.data(), k,
                                   packed.data(), nullptr, 0, scales.data(), w.group, bias.data(),
                                   out.data(), rows, n, k, packed.data(), w.units() * 4, threads};
     run(product);

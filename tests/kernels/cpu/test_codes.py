@@ -137,7 +137,8 @@ def test_products_of_each_name(kernels, dtype, name):
     if own.activation_bits is None:
         rows = x.double()
     elif own.group_size is None:
-        rows = kernels.rotated(rounded_rows(kernels.rotated(x.float()), by_row=False).float())
+        rounded = rounded_rows(kernels.rotated(x), by_row=False).float()
+        rows = kernels.rotated(rounded, is_back=True)
     else:
         rows = rounded_rows(x, by_row=own.bits == 4)
     found, expected = packed.product(x, None).double(), rows.double() @ weight.T

@@ -368,7 +368,7 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     scales, shifts = row_scales.double()
     expected = torch.zeros(rows, n, dtype=torch.float64)
     slack = 0.0  # a value that lies between two integers may be rounded to the other one
-    rotated = kernels.rotated(x.float())
+    rotated = kernels.rotated(x.float().contiguous())
     for part, own in zip(rotated.split(64, 1), weight.split(64, 1), strict=True):
         step = part.float().abs().amax(1, keepdim=True) / 127
         wide = own.double() * scales[:, None] + shifts[:, None]
@@ -392,7 +392,8 @@ def test_integers_of_int8_are_exact(kernels, rows):
         if signs[0] is not None:
             x, weight = torch.full_like(x, 127 * signs[0]), torch.full_like(weight, 127 * signs[1])
         packed = kernels.pack_s8(weight.to(torch.int8))
-        found = kernels.linear_s8(kernels.rotated(x.float()), packed, row_scales, None)
+        turned = kernels.rotated(x.float(), is_back=True)  # which is rotated to integers
+        found = kernels.linear_s8(turned, packed, row_scales, None)
         assert torch.equal(found.long(), x @ weight.T)
 
 
@@ -442,7 +443,7 @@ def test_linear_wide_of_int8(kernels, dtype, n, k, has_bias):
     the order of float32 sums."""
     x, weight = values(130, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
     bias = values(n, dtype=dtype) if has_bias else None
-    rounded, row_scales = kernels.quantize_rows(kernels.rotated(weight.float()))
+    rounded, row_scales = kernels.quantize_rows(kernels.rotated(weight))
     packed = kernels.pack_s8(rounded)
     expected = kernels.linear_s8(x, packed, row_scales, bias)
     found = kernels.linear_wide(x, packed, n, bias, row_scales)
@@ -460,12 +461,16 @@ def test_int8_is_rotated(kernels, dtype, n, k):
     x[:, 3] *= 50
     weight[:, 7] *= 50
     whole = k // 64 * 64
-    turned = kernels.rotated(x.float())
+    turned = kernels.rotated(x)
     for first in range(0, whole, 64):
         block = slice(first, first + 64)
-        torch.testing.assert_close(turned[:, block], x[:, block].float() @ hadamard(64))
+        signs = kernels.rotated(torch.eye(64))[:, 0].sign()
+        expected = (x[:, block].float() * signs) @ hadamard(64)
+        torch.testing.assert_close(turned[:, block], expected, rtol=1e-5, atol=1e-4)
+        assert 16 < (signs > 0).sum() < 48
     assert torch.equal(turned[:, whole:], x[:, whole:].float())
-    torch.testing.assert_close(kernels.rotated(turned), x.float(), rtol=1e-5, atol=1e-4)
+    back = kernels.rotated(turned, is_back=True)
+    torch.testing.assert_close(back, x.float(), rtol=1e-5, atol=1e-4)
     packed = kernels.pack(weight.clone(), "int8")
     exact = x.double() @ weight.double().T
     error = (packed.product(x, None, torch.float32).double() - exact).norm() / exact.norm()
@@ -473,6 +478,27 @@ def test_int8_is_rotated(kernels, dtype, n, k):
     rows = packed.rows(torch.arange(n), dtype)
     step = kernels.rotated(weight.float()).abs().amax(1) / 127 + weight.float().abs().amax(1) / 128
     assert ((rows - weight).float().norm(dim=1) <= step * k**0.5).all()
+
+
+@pytest.mark.parametrize("make", [torch.relu, lambda x: x + 1, lambda x: 3 + x / 100])
+def test_rotated_values_with_a_common_mean_lose_little(kernels, make):
+    x, weight = make(torch.randn(64, 256)), torch.eye(256)
+    found = kernels.pack(weight, "int8").product(x, None)
+    assert (found - x).norm() / x.norm() < 0.009
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("rows", [2, 200])
+@pytest.mark.parametrize("at", [3, 69])
+def test_a_row_that_is_no_number_stays_so(kernels, value, rows, at):
+    """In a whole group and in the rest; the other rows are as they were."""
+    x, packed = torch.randn(rows, 70), kernels.pack(torch.randn(40, 70), "int8")
+    expected = packed.product(x, None)
+    x[1, at] = value
+    found = packed.product(x, None)
+    assert not found[1].isfinite().any()
+    others = [row for row in range(rows) if row != 1]
+    assert torch.equal(found[others], expected[others])
 
 
 def a_product(kernels, kind, n, k):
@@ -538,7 +564,7 @@ def test_quantize_rows(kernels, dtype):
 def test_int8_is_rounded_by_parts(kernels, n, k, monkeypatch):
     monkeypatch.setattr(products, "ROUNDED_VALUES", 64 * k)
     weight = values(n, k, dtype=torch.bfloat16)
-    rounded, expected = kernels.quantize_rows(kernels.rotated(weight.float()))
+    rounded, expected = kernels.quantize_rows(kernels.rotated(weight))
     panels, row_scales = kernels.rounded_panels(weight)
     assert torch.equal(row_scales, expected)
     assert torch.equal(panels, kernels.pack_s8(rounded))

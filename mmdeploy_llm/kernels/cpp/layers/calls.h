@@ -518,6 +518,17 @@ struct RoundGroups {
     int32_t num_threads;
 };
 
+// out = x as LinearS8 rotates it, or back.
+struct RotateGroups {
+    int32_t dtype;
+    const void* x;  // [rows][k]
+    int64_t rows;
+    int64_t k;
+    int32_t is_back;
+    float* out;  // [rows][k]
+    int32_t num_threads;
+};
+
 // Rounds weights to int8, with a scale and a shift for each row.
 struct QuantizeRows {
     int32_t dtype;
@@ -703,6 +714,7 @@ struct PlaceThreads {
     CALL(linear_s8, LinearS8)         \
     CALL(linear_codes, LinearCodes)   \
     CALL(round_groups, RoundGroups)   \
+    CALL(rotate_groups, RotateGroups) \
     CALL(quantize_rows, QuantizeRows) \
     CALL(round_codes, RoundCodes)
 

@@ -109,6 +109,13 @@ void run(const mm::RoundGroups& args) {
     });
 }
 
+void run(const mm::RotateGroups& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::rotate_groups(of.in(args.x), args.rows, args.k, args.is_back != 0, args.out,
+                          args.num_threads);
+    });
+}
+
 void run(const mm::QuantizeRows& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::quantize_rows(of.in(args.weights), args.n, args.k, args.out, args.scales,

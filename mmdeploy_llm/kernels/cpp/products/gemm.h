@@ -13,7 +13,8 @@
 // int8: weights have a scale for each column and are stored as w + 128, the unsigned operand of
 // vpdpbusd (without it every second one, see WideS8Format; with NEON as w). x is the signed operand
 // and has a scale for every 64 values of a row, so that one large value costs its neighbours little
-// precision:
+// precision. Whole groups of 64 are rotated before they are rounded, those of the weights too, which
+// leaves the sum as it is, see hadamard.h:
 //     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
 // The range of a column's weights lies around a shift of its own, which the sum of x multiplies.
 #pragma once
@@ -402,14 +403,8 @@ MM_INLINE int32_t sum_of_each(const int8_t* values, int64_t count) {
     return sum;
 }
 
-// Rotates `count` values of x, one group at most; a group that is not whole stays as it is.
-template <typename T>
-MM_INLINE void rotate_group(const T* x, int64_t count, float* out) {
-    for (int64_t i = 0; i < count; ++i) out[i] = load(x[i]);
-    if (count == GROUP) rotate_block(out, GROUP);
-}
-
-// Quantizes `count` values of x, one group at most, rotated, to the format's type. Returns the sum of those
+// Rotates `count` values of x, one group at most, and quantizes them to the format's type; the scale
+// of a group with a value that is not finite is NaN. Returns the sum of those
 // whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
 template <typename T, typename Value>
 MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale,
@@ -419,8 +414,8 @@ MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
     alignas(64) float rotated[GROUP];
-    rotate_group(x, count, rotated);
-    *scale = quantize(rotated, count, rounded);
+    const float none = rotate_group(x, count, rotated);
+    *scale = quantize(rotated, count, rounded) + none;
     *total += *scale * float(sum_of_each<1>(rounded, count));
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
     return sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
@@ -446,11 +441,29 @@ void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* 
                 const int64_t count = std::min(GROUP, k - first);
                 alignas(64) float rotated[GROUP];
                 int8_t values[GROUP];
-                rotate_group(x + row * x_stride + first, count, rotated);
-                const float scale = quantize(rotated, count, values);
+                const float none = rotate_group(x + row * x_stride + first, count, rotated);
+                const float scale = quantize(rotated, count, values) + none;
                 float* to = out + row * k + first;
 #pragma omp simd
                 for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
+            }
+        }
+    });
+}
+
+// Rotates whole groups of x [rows][k] as linear_s8 does, or back: out [rows][k].
+template <typename T>
+void rotate_groups(const T* x, int64_t rows, int64_t k, bool is_back, float* out, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t first = 0; first < k; first += GROUP) {
+                const int64_t at = row * k + first, count = std::min(GROUP, k - first);
+                if (!is_back) {
+                    rotate_group(x + at, count, out + at);
+                    continue;
+                }
+                for (int64_t i = 0; i < count; ++i) out[at + i] = load(x[at + i]);
+                rotate_back(out + at, count);
             }
         }
     });

@@ -1,6 +1,9 @@
 // Rotates blocks of values by a Hadamard matrix, whose entries are 1 and -1 over the root of their
 // number in a row. It spreads one large value over its block, so that rounding the block to few bits
 // loses less of the others (QuaRot, arXiv:2404.00456). The matrix is its own inverse.
+//
+// Its first row adds all values of a block, which would make one large value of those that have a
+// common mean, as behind a ReLU. So rows of products change the sign of half of the values first.
 #pragma once
 
 #include <cmath>
@@ -24,7 +27,7 @@ MM_INLINE void add_halves(const float* from, int64_t size, float* to) {
     }
 }
 
-// Multiplies x [size] by the Hadamard matrix, in as many passes as `size`, a power of two, has bits.
+// Multiplies x [size] by the Hadamard matrix: a pass for each doubling up to `size`, a power of two.
 MM_INLINE void rotate_values(float* x, int64_t size) {
     alignas(64) float other[ROTATED_VALUES];
     float *from = x, *to = other;
@@ -37,10 +40,48 @@ MM_INLINE void rotate_values(float* x, int64_t size) {
     for (int64_t i = 0; i < size; ++i) x[i] = from[i] * factor;
 }
 
-// The same with the number of a whole block known to the compiler.
+// Does the same; of a whole block the compiler knows the size.
 MM_INLINE void rotate_block(float* x, int64_t size) {
     if (size == ROTATED_VALUES) return rotate_values(x, ROTATED_VALUES);
     rotate_values(x, size);
+}
+
+// The signs of the values of a group, by the first bits of the fraction of pi.
+struct Signs {
+    float of[ROTATED_VALUES];
+    constexpr Signs() : of{} {
+        constexpr uint64_t BITS = 0x243f6a8885a308d3u;
+        for (int64_t i = 0; i < ROTATED_VALUES; ++i) of[i] = BITS >> i & 1 ? -1.0f : 1.0f;
+    }
+};
+static constexpr Signs SIGNS;
+
+MM_INLINE void change_signs(float* x) {
+#pragma omp simd
+    for (int64_t i = 0; i < ROTATED_VALUES; ++i) x[i] *= SIGNS.of[i];
+}
+
+// Writes `count` values of x, at most a group, with other signs and rotated; a group that is not whole
+// stays as it is. Returns 0, or NaN if a value is not finite.
+template <typename T>
+MM_INLINE float rotate_group(const T* x, int64_t count, float* out) {
+    float none = 0.0f;
+#pragma omp simd reduction(+ : none)
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = load(x[i]);
+        none += out[i] * 0.0f;
+    }
+    if (count < ROTATED_VALUES) return none;
+    change_signs(out);
+    rotate_block(out, ROTATED_VALUES);
+    return none;
+}
+
+// Undoes rotate_group, in place.
+MM_INLINE void rotate_back(float* x, int64_t count) {
+    if (count < ROTATED_VALUES) return;
+    rotate_block(x, ROTATED_VALUES);
+    change_signs(x);
 }
 
 }  // namespace mm
