@@ -22,7 +22,7 @@ from mmdeploy_llm.testing.tiny import randomize_empty
 
 from .test_kernels import DTYPES, values
 
-EXPERTS, TOP_K, SIZE, INNER = 12, 3, 72, 40
+EXPERTS, TOP_K, SIZE, INNER = 12, 3, 72, 104
 CLOSE = {torch.float32: {"atol": 1e-6, "rtol": 1e-5}, torch.bfloat16: {"atol": 0, "rtol": 0.01}}
 
 
