@@ -34,7 +34,7 @@ def test_few_bits_of_small_models_are_warned_of(caplog, options, num_bytes, is_q
         options=given,
         quantization=given.quantization,
         kv_cache_dtype=given.kv_cache_dtype,
-        device=given.device or "cpu",
+        device="cuda" if given.device == "cuda" else "cpu",
     )
     warn_of_loss(runtime, SimpleNamespace(stored_bytes=num_bytes, is_quantized=is_quantized))
     messages = [record.getMessage() for record in caplog.records]
