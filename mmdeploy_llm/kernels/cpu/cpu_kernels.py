@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import Alibi, QKRotary
 from mmdeploy_llm.hooks.objects.attention import VisibleKeys
-from mmdeploy_llm.kernels.plain import ActivationName
+from mmdeploy_llm.kernels.plain import ROTATED_VALUES, ActivationName
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
 from .build import Level, build, cpu_levels
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
-BLOCKS = (1, 2, 4, 8, 16, 32, 64)  # channels that hadamard.h rotates
 MAX_GROUP = 256  # TILE_ROWS in attention.h
 
 
@@ -208,7 +207,9 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
     ) -> Tensor:
         if not self.takes(x):
             return super().mix_heads(x, matrix, centres, factors)
-        assert matrix.shape[0] in BLOCKS, "a Hadamard matrix, which the library has itself"
+        block = matrix.shape[0]  # of a Hadamard matrix, which the library has itself
+        assert 0 < block <= ROTATED_VALUES, block
+        assert block & (block - 1) == 0, block
         known = centres if centres is not None else factors
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.mix_heads(
@@ -220,7 +221,7 @@ class CpuKernels(Norms, Products, StateProducts, LowRankProducts, Draws, Mixture
             centres=centres,
             factors=factors,
             groups=1 if known is None else known.shape[0],
-            block=matrix.shape[0],
+            block=block,
             out=out,
             rows=x.shape[0],
             size=x.shape[2],

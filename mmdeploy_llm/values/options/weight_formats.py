@@ -130,7 +130,7 @@ FORMATS = _table(
         summary="4 bits, activations 8",
     ),
 )
-KEPT_BY_KV_CACHE = MappingProxyType({"int4": 90})  # the same of kv_cache_dtype
+KEPT_BY_KV_CACHE: Mapping[str, int] = MappingProxyType({"int4": 90})  # the same of kv_cache_dtype
 BUILT_IN = "builtin"  # what to calibrate with: the prompts that come with this package
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
 
@@ -159,11 +159,10 @@ def rounds_inputs(quantization: QuantizationName | None) -> bool:
     return quantization is not None and FORMATS[quantization].activation_bits is not None
 
 
-def kept_by(*, is_cuda: bool) -> MappingProxyType[str, int]:
+def kept_by(*, is_cuda: bool) -> Mapping[str, int]:
     """Returns for each format how many percent of a small model's best tokens it keeps."""
     rows = FORMATS.items()
-    kept = {name: (is_cuda and row.kept_on_cuda) or row.kept for name, row in rows}
-    return MappingProxyType(kept)
+    return {name: (is_cuda and row.kept_on_cuda) or row.kept for name, row in rows}
 
 
 def format_on(quantization: QuantizationName | None, *, is_cuda: bool) -> QuantizationName | None:

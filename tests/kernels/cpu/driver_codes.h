@@ -114,9 +114,10 @@ void run_codes(int32_t dtype, int32_t bits, bool rounds, int32_t threads) {
     if (!rounds) x = random_values<T>(rows * k);
     const auto bias = random_values<T>(n);
     std::vector<T> out(rows * n);
-    const mm::LinearCodes product{dtype, dtype, w.bits, w.scale_form(), 0, w.is_float, rounds, x.data(), k,
-                                  packed.data(), nullptr, 0, scales.data(), w.group, bias.data(),
-                                  out.data(), rows, n, k, packed.data(), w.units() * 4, threads};
+    const mm::LinearCodes product{dtype, dtype, w.bits, w.scale_form(), 0, w.is_float, rounds,
+                                  x.data(), k, packed.data(), nullptr, 0, scales.data(), w.group,
+                                  bias.data(), out.data(), rows, n, k, packed.data(), w.units() * 4,
+                                  threads};
     run(product);
     compare_alone("codes", product);
     for (const int64_t row : {rows - 1, between(0, rows - 1)}) {

@@ -403,9 +403,17 @@ MM_INLINE int32_t sum_of_each(const int8_t* values, int64_t count) {
     return sum;
 }
 
-// Rotates `count` values of x, one group at most, and quantizes them to the format's type; the scale
-// of a group with a value that is not finite is NaN. Returns the sum of those
-// whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
+// Rotates `count` values of x, one group at most, and quantizes them. Returns the scale, NaN if a value
+// is not finite.
+template <typename T>
+MM_INLINE float quantize_rotated(const T* x, int64_t count, int8_t* out) {
+    alignas(64) float rotated[GROUP];
+    const float none = rotate_group(x, count, rotated);
+    return quantize(rotated, count, out) + none;
+}
+
+// Quantizes `count` values of x, rotated, one group at most, to the format's type. Returns the sum of
+// those whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
 template <typename T, typename Value>
 MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale,
                                  float* total) {
@@ -413,9 +421,7 @@ MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float
     int8_t own[IS_WIDE ? GROUP : 1] = {};
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
-    alignas(64) float rotated[GROUP];
-    const float none = rotate_group(x, count, rotated);
-    *scale = quantize(rotated, count, rounded) + none;
+    *scale = quantize_rotated(x, count, rounded);
     *total += *scale * float(sum_of_each<1>(rounded, count));
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
     return sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
@@ -431,40 +437,41 @@ void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
     }
 }
 
-// Rotates and rounds x [rows][k] as linear_s8 does and multiplies by the scales again: out [rows][k].
-template <typename T>
-void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* out,
-                  int num_threads) {
+// Calls run(row, first column, number of columns) for the groups of all rows.
+template <typename Run>
+void each_group(int64_t rows, int64_t k, int num_threads, const Run& run) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t first = 0; first < k; first += GROUP) {
-                const int64_t count = std::min(GROUP, k - first);
-                alignas(64) float rotated[GROUP];
-                int8_t values[GROUP];
-                const float none = rotate_group(x + row * x_stride + first, count, rotated);
-                const float scale = quantize(rotated, count, values) + none;
-                float* to = out + row * k + first;
-#pragma omp simd
-                for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
+                run(row, first, std::min(GROUP, k - first));
             }
         }
+    });
+}
+
+// Rotates and rounds x [rows][k] as linear_s8 does, and multiplies by the scales again: out [rows][k].
+template <typename T>
+void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* out,
+                  int num_threads) {
+    each_group(rows, k, num_threads, [&](int64_t row, int64_t first, int64_t count) {
+        int8_t values[GROUP];
+        const float scale = quantize_rotated(x + row * x_stride + first, count, values);
+        float* to = out + row * k + first;
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
     });
 }
 
 // Rotates whole groups of x [rows][k] as linear_s8 does, or back: out [rows][k].
 template <typename T>
 void rotate_groups(const T* x, int64_t rows, int64_t k, bool is_back, float* out, int num_threads) {
-    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            for (int64_t first = 0; first < k; first += GROUP) {
-                const int64_t at = row * k + first, count = std::min(GROUP, k - first);
-                if (!is_back) {
-                    rotate_group(x + at, count, out + at);
-                    continue;
-                }
-                for (int64_t i = 0; i < count; ++i) out[at + i] = load(x[at + i]);
-                rotate_back(out + at, count);
-            }
+    each_group(rows, k, num_threads, [&](int64_t row, int64_t first, int64_t count) {
+        const T* from = x + row * k + first;
+        float* to = out + row * k + first;
+        if (is_back) {
+            rotate_back(from, count, to);
+        } else {
+            rotate_group(from, count, to);
         }
     });
 }

@@ -77,11 +77,13 @@ MM_INLINE float rotate_group(const T* x, int64_t count, float* out) {
     return none;
 }
 
-// Undoes rotate_group, in place.
-MM_INLINE void rotate_back(float* x, int64_t count) {
+// Undoes rotate_group.
+template <typename T>
+MM_INLINE void rotate_back(const T* x, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; ++i) out[i] = load(x[i]);
     if (count < ROTATED_VALUES) return;
-    rotate_block(x, ROTATED_VALUES);
-    change_signs(x);
+    rotate_block(out, ROTATED_VALUES);
+    change_signs(out);
 }
 
 }  // namespace mm
