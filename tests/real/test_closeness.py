@@ -1,4 +1,4 @@
-"""How near each number format stays to float32: the floors of closeness.py, on 2,044 positions."""
+"""How near each number format stays to float32: the floors of closeness.py, on 4,088 positions."""
 
 import pytest
 
