@@ -99,6 +99,8 @@ class Drafter:
             found = {}
         return [
             replace(item, drafts=_filled(found.get(item.request_id, ()), len(item.drafts)))
+            if item.drafts
+            else item
             for item in scheduled
         ]
 
@@ -108,19 +110,23 @@ class Drafter:
             size = len(self._counts) * NUM_KEPT
             self._hidden = hidden.new_empty(size, hidden.shape[1])
         long: list[tuple[ScheduledTokens, int]] = []
-        sources: list[int] = []
-        places: list[int] = []
+        short: list[tuple[range, range]] = []  # rows of `hidden`, and the places that keep them
         for item, last in zip(batch.scheduled, batch.last_rows.tolist(), strict=True):
             slot = self._slots[item.request_id]
             self._rewind(slot.index, item.start)
             if item.start < slot.request.prompt_len or item.num_tokens > MAX_ROWS:
                 long.append((item, last))
                 continue
-            sources += range(last + 1 - item.num_tokens, last + 1)
-            places += self._new_places(slot.index, item.start, item.num_tokens)
-        if sources:
-            rows = hidden[to_device(np.array(sources), self._device)]
-            self._hidden.index_copy_(0, to_device(np.array(places), self._device), rows)
+            rows = range(last + 1 - item.num_tokens, last + 1)
+            short.append((rows, self._new_places(slot.index, item.start, item.num_tokens)))
+        if len(short) == 1:  # a step of one request: two indices on the device would take longer
+            rows, places = short[0]
+            self._hidden[places.start : places.stop].copy_(hidden[rows.start : rows.stop])
+        elif short:
+            sources, targets = (
+                to_device(np.concatenate(own), self._device) for own in zip(*short, strict=True)
+            )
+            self._hidden.index_copy_(0, targets, hidden[sources])
         if long:
             self._make_prompts(long, hidden)
 

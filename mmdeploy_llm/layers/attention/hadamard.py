@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV
-from mmdeploy_llm.forward import Alibi, AttentionContext, FixedAttention
+from mmdeploy_llm.forward import Alibi, AttentionContext
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, BatchLayout, KVCache
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.plain import hadamard
+from mmdeploy_llm.layers.basic.recordings import frame_of
 
 LEAST = 1e-3  # the smallest deviation of a channel, as a part of their mean
 
@@ -130,7 +131,7 @@ class HadamardContext:
 
     def __init__(self, backend: HadamardAttention, inner: AttentionContext) -> None:
         self._backend, self._inner = backend, inner
-        self.frame = inner.frame if isinstance(inner, FixedAttention) else None
+        self.frame = frame_of(inner)
 
     def attend(
         self,

@@ -18,13 +18,13 @@ from mmdeploy_llm.errors import PluginError
 from mmdeploy_llm.forward import (
     Alibi,
     AttentionContext,
-    FixedAttention,
     QKRotary,
     RotaryAttention,
     SequenceAttention,
     SequenceRows,
 )
 from mmdeploy_llm.hooks.objects.attention import AttentionBackend, BatchLayout, KVCache
+from mmdeploy_llm.layers.basic.recordings import frame_of
 
 
 class WindowAttention(AttentionBackend):
@@ -49,8 +49,7 @@ class WindowAttention(AttentionBackend):
     def frame_of(self, whole: AttentionContext, windows: AttentionContext) -> FramePair | None:
         """Returns a frame that stays the same object while both contexts keep theirs; None where
         one has none. See forward.FixedAttention."""
-        one = whole.frame if isinstance(whole, FixedAttention) else None
-        two = windows.frame if isinstance(windows, FixedAttention) else None
+        one, two = frame_of(whole), frame_of(windows)
         if one is None or two is None:
             return None
         pair = self._frames.get(one)

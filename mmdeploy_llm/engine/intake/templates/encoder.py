@@ -13,10 +13,10 @@ import time
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
-from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.system.portable.limits import set_limit
 from mmdeploy_llm.system.processes.helper import Helper, drop_outputs, limit_memory
 from mmdeploy_llm.system.processes.process import Channel
+from mmdeploy_llm.values.text.display import error_text
 
 SECONDS = 30.0  # for one text, as for a template
 MAX_MEMORY = 2**30  # bytes more than the tokenizer itself takes

@@ -16,10 +16,10 @@ import time
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
-from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.system.portable.limits import set_limit
 from mmdeploy_llm.system.processes.helper import Helper
 from mmdeploy_llm.system.processes.process import Channel
+from mmdeploy_llm.values.text.display import error_text
 
 from .sandbox import TemplateTimeError, run
 

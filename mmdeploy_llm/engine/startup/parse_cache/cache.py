@@ -17,7 +17,7 @@ from typing import Any
 from mmdeploy_llm.hooks import Checkpoint, ModelSpec, PluginManager
 from mmdeploy_llm.kernels.cpu import BuildError
 from mmdeploy_llm.values.options.config import EngineConfig
-from mmdeploy_llm.weights.cache import MIN_BYTES, NotKeptError, cache_folder, folder, source_key
+from mmdeploy_llm.weights.cache import NotKeptError, cache_folder, folder, source_key
 from mmdeploy_llm.weights.folder import read_checkpoint
 
 from .config import config_stand_in, describe_config
@@ -54,8 +54,6 @@ class ParseCache:
         are among them: they get transformers' own objects; nor where the program has imported
         transformers, and may have registered classes there."""
         self._plugins, self._max_bytes = plugins, options.weight_cache_size
-        # In a folder of its own a small model is kept too: somebody asked for that.
-        self._min_bytes = MIN_BYTES if options.weight_cache is True else 0
         self._place: Path | None = None
         is_alone = LIBRARY not in sys.modules
         if is_alone and all(plugins.origin(spec).is_builtin for spec in plugins.specs):
@@ -106,8 +104,6 @@ class ParseCache:
         try:
             versions = {name: metadata.version(name) for name in LIBRARIES}
             files = list(_files(place))
-            if sum(path.stat().st_size for path in files) < self._min_bytes:
-                return None
             code = (ROOT / name for name in CODE)
             key = source_key(files, code, {"what": what, "versions": sorted(versions.items())})
         except (OSError, metadata.PackageNotFoundError):  # told by who reads the files
