@@ -140,6 +140,10 @@ def subject_of(folder, text=PLUGIN):
     return OutputSubject(spec=manager.provided(OutputSinkSpec)[0], file=path)
 
 
+# Found where the process is killed in the midst of a call, which a loaded machine may prevent once.
+TRIES = {"many statements in one call": 5}
+
+
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path):
@@ -147,7 +151,8 @@ def test_a_planted_bug_is_found(name, tmp_path):
     plugin = next(own for own in (PLUGIN, SQLITE, FOLDER) if text in own)
     subject = subject_of(tmp_path, plugin.replace(text, instead))
     with pytest.raises(CheckFailed) as failure:
-        BY_NAME[check](subject)
+        for _ in range(TRIES.get(name, 1)):
+            BY_NAME[check](subject)
     print(f"{name}: {check}: {failure.value}")
 
 

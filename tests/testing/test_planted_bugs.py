@@ -17,6 +17,8 @@ from mmdeploy_llm.testing.plugins.plugins import PluginSubject
 from .planted_media import MISSED, PLANTS, VIDEO
 from .planted_others import FETCHERS, LOGITS
 
+# Found where two threads meet in the midst of a call, which a loaded machine may prevent once.
+TRIES = {"a lock removed": 5}
 BY_NAME = {check.__name__: check for check in CHECKS}
 OPTIONS = {
     "image": {
@@ -72,11 +74,14 @@ def marked(name):
 def test_a_planted_bug_is_found(subject_for, monkeypatch, name):
     monkeypatch.setattr(left_over, "GRACE", 0.1)
     processor, plant, check = PLANTS[name]
-    subject = subject_for(processor, of_processes=name == "processes that stay")
-    cls = imported(subject.spec.factory)
+    cls = imported(subject_for(processor).spec.factory)
     with monkeypatch.context() as patched:
         plant(cls, patched.setattr)
-        message = found(BY_NAME[check], subject)
+        for _ in range(TRIES.get(name, 1)):
+            subject = subject_for(processor, of_processes=name == "processes that stay")
+            message = found(BY_NAME[check], subject)
+            if message is not None:
+                break
     assert (message is None) == (name in MISSED), message
     print(f"{name}: {check}: {message}")
 
