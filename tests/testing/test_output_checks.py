@@ -144,6 +144,11 @@ def subject_of(folder, text=PLUGIN):
 TRIES = {"many statements in one call": 5}
 
 
+def check_repeatedly(check, subject, times):
+    for _ in range(times):
+        check(subject)
+
+
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name, tmp_path):
@@ -151,8 +156,7 @@ def test_a_planted_bug_is_found(name, tmp_path):
     plugin = next(own for own in (PLUGIN, SQLITE, FOLDER) if text in own)
     subject = subject_of(tmp_path, plugin.replace(text, instead))
     with pytest.raises(CheckFailed) as failure:
-        for _ in range(TRIES.get(name, 1)):
-            BY_NAME[check](subject)
+        check_repeatedly(BY_NAME[check], subject, TRIES.get(name, 1))
     print(f"{name}: {check}: {failure.value}")
 
 

@@ -9,7 +9,7 @@ from mmdeploy_llm.kernels.low_rank import Change, Group, LowRankTable, PlainTabl
 
 from .adapter import Adapter, LowRank, TokenRows
 from .folder import read_adapter
-from .patterns import names_of
+from .key_names import names_of
 
 __all__ = [
     "Adapter",

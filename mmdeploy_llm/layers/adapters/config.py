@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.system.guarding.expressions import PLAIN, matches
 from mmdeploy_llm.system.guarding.folder_files import (
     ADAPTER_CONFIG,
     fault,
@@ -19,8 +20,6 @@ from mmdeploy_llm.system.guarding.folder_files import (
     shown,
     validated,
 )
-
-from .patterns import PLAIN, matches
 
 ALL_LINEAR = "all-linear"
 

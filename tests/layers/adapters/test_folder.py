@@ -143,7 +143,7 @@ def test_a_config_that_is_no_object_is_refused(tmp_path, text):
 
 
 def test_an_expression_that_never_ends_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmdeploy_llm.layers.adapters.patterns.SECONDS", 0.3)
+    monkeypatch.setattr("mmdeploy_llm.system.guarding.expressions.SECONDS", 0.3)
     refused(write(tmp_path, target_modules=r"(.*.*.*.*)*(.*)*x"), "takes too long")
 
 

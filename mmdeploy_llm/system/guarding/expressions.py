@@ -1,7 +1,7 @@
 """Matches the paths of modules with the names and regular expressions of an adapter's config.
 
 An expression comes from outside and may take for ever: one that is more than a plain name runs in a
-process that can be killed.
+process that can be killed, and that imports no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mmdeploy_llm.errors import CheckpointError, WorkerDiedError
 from mmdeploy_llm.system.portable.limits import set_limit
@@ -66,27 +66,3 @@ def serve(channel: Channel) -> None:
     except (re.error, RecursionError, MemoryError, OverflowError) as error:
         answer = str(error)[:200] or type(error).__name__
     channel.answer(json.dumps(answer).encode())
-
-
-# The language model of a model with media lies below it or beside it, as its towers do.
-RENAMES = (
-    ("model.language_model.", "model."),
-    ("model.language_model.", "language_model.model."),
-    ("language_model.model.", "model.language_model."),
-    ("model.language_model.", "language_model."),
-    ("model.", "model.language_model."),
-    ("model.visual.", "visual."),
-    ("model.vision_tower.", "vision_tower."),
-    ("model.multi_modal_projector.", "multi_modal_projector."),
-    ("lm_head.", "language_model.lm_head."),
-    ("model.", ""),
-    ("", "model."),
-)
-
-
-def names_of(key: str) -> Iterator[str]:
-    """Yields a key, then those that other versions have for the same tensor."""
-    yield key
-    for old, new in RENAMES:
-        if key.startswith(old):
-            yield new + key.removeprefix(old)
