@@ -128,8 +128,8 @@ def _seconds(paths: Sequence[Path]) -> float:
 
 
 def vectors_here(model: str, precision: str) -> Job:
-    """This engine, in the dtype of the files. At AVX2, which has no bfloat16, int8 is a sixth slower
-    with activations in bfloat16."""
+    """This engine, in the dtype of the files: at AVX2, which has no bfloat16, int8 is slower by a
+    sixth where activations are in bfloat16."""
     from mmdeploy_llm import LLM
 
     few = precision if precision.startswith("int") else None
