@@ -13,24 +13,39 @@ from mmdeploy_llm.kernels.cpu.crowd import Crowd, add_idle_threads, thread_times
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
 
+CALM, CROWDED = (1, 0.05), (1, 0.5)
+
+
 def seen(*looks):
-    """What a crowd is after looks at seconds that threads ran and waited since the one before."""
-    crowd, ran, waited = Crowd((7.0, 9.0)), 7.0, 9.0
+    """Whether there is a crowd after each of the looks, at seconds that threads ran and waited
+    since the one before."""
+    crowd, ran, waited, found = Crowd((7.0, 9.0)), 7.0, 9.0, []
     for more_ran, more_waited in looks:
         ran, waited = ran + more_ran, waited + more_waited
         crowd.see((ran, waited))
-    return crowd.is_there
+        found.append(crowd.is_there)
+    return found
 
 
 def test_a_crowd_is_one_for_which_threads_wait():
-    assert not seen((1, 0.05))
-    assert seen((1, 0.5))
-    assert not seen((0.01, 0.5))  # an engine that has nothing to do
-    assert seen((1, 0.5), *[(1, 0.01)] * 9)
-    assert not seen((1, 0.5), *[(1, 0.01)] * 10)
-    assert seen((1, 0.5), *[(1, 0.01)] * 9, (1, 0.1), *[(1, 0.01)] * 9)
-    assert seen((1, 0.5), *[(0.01, 0)] * 20)  # nor does a pause end it
-    assert not seen((5, 0), (-3, -4), (1, 0))  # threads that have ended are counted no more
+    assert seen(CALM, CALM) == [False, False]
+    assert seen(CALM, CROWDED) == [False, True]
+    assert seen((0.01, 0.5)) == [False]  # an engine that has nothing to do
+    assert seen((5, 0), (-3, -4), (1, 0)) == [False] * 3  # threads that have ended count no more
+
+
+def test_threads_that_sleep_wait_too_and_say_nothing():
+    """They are woken late, on an idle machine too: what is seen while they sleep keeps nobody."""
+    assert seen(*[CROWDED] * 11) == [True] * 10 + [False]
+    assert seen(CROWDED, *[CALM] * 10) == [True] * 10 + [False]
+    assert seen(CROWDED, *[(0.01, 0)] * 20)[-1]  # nor does a pause end it
+
+
+def test_a_crowd_that_stays_is_looked_for_less_and_less():
+    found = "".join("+-"[not one] for one in seen(*[CROWDED] * 1000))
+    assert [len(one) for one in found.split("-")][:7] == [10, 20, 40, 80, 120, 120, 120]
+    another = seen(*[CROWDED] * 11, *[CALM] * 5, *[CROWDED] * 11)
+    assert another == [True] * 10 + [False] * 6 + [True] * 10 + [False]
 
 
 def test_threads_are_counted_that_ran():
