@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import Structure, c_int64, c_void_p
+from ctypes import Structure, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -56,7 +56,7 @@ class Library(Kernels):
         self._run = library.mm_run
         self._calls = Calls(library)
         self._library: Calls | Recorder | Capture = self._calls
-        self._run.argtypes = (c_void_p, c_int64)
+        self._run.argtypes = (c_void_p, c_int64, c_int32)
         self._run.restype = None
         self._empty: Callable[..., Tensor] = torch.empty
         self._softcaps: dict[float, Tensor] = {}  # by cap, the results for all bf16

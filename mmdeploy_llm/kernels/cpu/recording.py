@@ -3,6 +3,8 @@ model otherwise spends a fifth of its time between its kernels.
 
     function(inputs) --record--> calls with their arguments, memory at fixed addresses --> run
 
+The threads of a replay stay together until its last loop; see crew.h.
+
 A recorded function may call kernels, and view their results in other shapes. Any other operation of
 torch would be missing from the recording: it is detected, and nothing is recorded.
 """
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .calls import Call, Calls
+from .calls import THREADS, Call, Calls
 
 # Functions of torch that return a tensor's size or place, or a view of it. `reshape` and `flatten`
 # may copy: the memory of their result shows whether they did.
@@ -54,7 +56,7 @@ class Recording:
 
     def __init__(
         self,
-        run: Callable[[int, int], None],
+        run: Callable[[int, int, int], None],
         calls: Sequence[tuple[Call, Structure]],
         inputs: Sequence[Tensor],
         out: Tensor,
@@ -67,6 +69,7 @@ class Recording:
         self._run = run
         self._pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)  # as Call of kernels.cpp
         self._args = [args for _, args in calls]  # kept alive
+        self._num_threads = max((getattr(args, THREADS, 1) for args in self._args), default=1)
         self._inputs = inputs
         self._out = out
 
@@ -75,7 +78,7 @@ class Recording:
         the result."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
-        self._run(self._pairs.ctypes.data, len(self._pairs))
+        self._run(self._pairs.ctypes.data, len(self._pairs), self._num_threads)
         return self._out
 
 
@@ -126,7 +129,7 @@ class Recorder:
     """Stands in for the library while a function is recorded: forwards the calls and stores those
     of its own thread. Other threads may prepare media meanwhile."""
 
-    def __init__(self, library: Calls, run: Callable[[int, int], None], memory: Memory) -> None:
+    def __init__(self, library: Calls, run: Callable[[int, int, int], None], memory: Memory) -> None:
         """run: mm_run of the library."""
         self._library = library
         self._run = run

@@ -1,7 +1,9 @@
 // Calls every kernel on random shapes, in memory that is exactly as large as it must be, for a
 // build with a sanitizer or for another processor, and compares products with plain sums. Prints
 // "clean" at its end.
+#include <atomic>
 #include <memory>
+#include <vector>
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -312,39 +314,72 @@ void run_sampling(int32_t dtype, int32_t threads) {
                  top_k.data(), top_p.data(), uniforms.data(), tokens.data(), threads});
 }
 
+// Loops of a crew, of which some lie in another loop: each item is done once, and before the next loop.
+void run_crew(int32_t threads) {
+    std::vector<int64_t> counts(300);
+    const auto loop = [&](int64_t num) {
+        mm::parallel_for(num, threads, [&](int64_t i) { ++counts[i]; });
+    };
+    int64_t wanted = 0;
+    mm::with_crew(threads, [&] {
+        for (int64_t round = 0; round < 200; ++round) {
+            const int64_t num = between(0, 300);
+            wanted += num;
+            loop(num);
+        }
+        mm::parallel_for(3, threads, [&](int64_t) {
+            std::atomic<int64_t> own{0};
+            mm::parallel_for(5, threads, [&](int64_t) { ++own; });
+            if (own != 5) std::puts("a loop in a loop lost items");
+        });
+    });
+    int64_t found = 0;
+    for (const int64_t count : counts) found += count;
+    if (found != wanted) std::puts("a crew lost items");
+}
+
+void run_all(int32_t threads) {
+    run_inputs(threads);
+    run_rows<float>(0, threads);
+    run_rows<bf16>(1, threads);
+    run_attention<float, float>(0, 0, threads);
+    run_attention<bf16, bf16>(1, 1, threads);
+    run_attention<float, int8_t>(0, 2, threads);
+    run_attention<bf16, int8_t>(1, 2, threads);
+    run_attention<float, mm::int4_pair>(0, 3, threads);
+    run_attention<bf16, mm::int4_pair>(1, 3, threads);
+    run_linear<float>(0, threads);
+    run_linear<bf16>(1, threads);
+    run_linear_bf16(threads);
+    run_linear_float(threads);
+    for (const bool rounds : {false, true}) {
+        for (const int32_t bits : {4, 8}) {
+            run_codes<float>(0, bits, rounds, threads);
+            run_codes<bf16>(1, bits, rounds, threads);
+        }
+    }
+    run_codes<float>(0, 0, false, threads);
+    run_codes<bf16>(1, 0, false, threads);
+    for (const bool is_step : {false, true}) {
+        run_states<float>(0, is_step, threads);
+        run_states<bf16>(1, is_step, threads);
+    }
+    run_pixels();
+    run_sampling<float>(0, threads);
+    run_sampling<bf16>(1, threads);
+}
+
 }  // namespace
 
 int main() {
     for (int round = 0; round < 40; ++round) {
         const int32_t threads = int32_t(between(1, 4));
-        run_inputs(threads);
-        run_rows<float>(0, threads);
-        run_rows<bf16>(1, threads);
-        run_attention<float, float>(0, 0, threads);
-        run_attention<bf16, bf16>(1, 1, threads);
-        run_attention<float, int8_t>(0, 2, threads);
-        run_attention<bf16, int8_t>(1, 2, threads);
-        run_attention<float, mm::int4_pair>(0, 3, threads);
-        run_attention<bf16, mm::int4_pair>(1, 3, threads);
-        run_linear<float>(0, threads);
-        run_linear<bf16>(1, threads);
-        run_linear_bf16(threads);
-        run_linear_float(threads);
-        for (const bool rounds : {false, true}) {
-            for (const int32_t bits : {4, 8}) {
-                run_codes<float>(0, bits, rounds, threads);
-                run_codes<bf16>(1, bits, rounds, threads);
-            }
+        run_crew(threads);
+        if (round % 2 == 0) {
+            run_all(threads);
+        } else {
+            mm::with_crew(threads, [&] { run_all(threads); });
         }
-        run_codes<float>(0, 0, false, threads);
-        run_codes<bf16>(1, 0, false, threads);
-        for (const bool is_step : {false, true}) {
-            run_states<float>(0, is_step, threads);
-            run_states<bf16>(1, is_step, threads);
-        }
-        run_pixels();
-        run_sampling<float>(0, threads);
-        run_sampling<bf16>(1, threads);
     }
 #ifdef __linux__
     const int32_t cpu = sched_getcpu();

@@ -192,9 +192,11 @@ MM_EACH_OTHER_CALL(MM_DEFINE)
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Repeats calls [num] one after the other.
-void mm_run(const Call* calls, int64_t num) {
-    for (int64_t i = 0; i < num; ++i) calls[i].function(calls[i].args);
+// Repeats calls [num] one after the other, their loops on `num_threads` threads.
+void mm_run(const Call* calls, int64_t num, int32_t num_threads) {
+    mm::with_crew(num_threads, [&] {
+        for (int64_t i = 0; i < num; ++i) calls[i].function(calls[i].args);
+    });
 }
 
 // Returns the bytes of a vector register of this level.

@@ -1,12 +1,16 @@
 // Runs loops on several threads of OpenMP's pool, which is torch's own: the library is linked
 // without an OpenMP runtime and uses the one that torch has loaded. A second pool would spin on the
-// same cores. With MM_STD_THREADS, for checkers that do not know OpenMP, each loop starts its own
-// threads.
+// same cores. With MM_STD_THREADS, for checkers that do not know OpenMP, threads are started instead.
+//
+// Threads claim the items of a loop one by one, so that its results depend neither on their number
+// nor on how fast each is. Loops of recorded calls are run by a Crew, see crew.h.
 #pragma once
 
 #include <cstdint>
 
 #include <atomic>
+
+#include "crew.h"
 
 #ifdef MM_STD_THREADS
 #include <thread>
@@ -15,6 +19,20 @@
 
 namespace mm {
 
+// Runs work() on up to `num_threads` threads at once; returns when all have returned.
+template <typename Work>
+void together(int num_threads, const Work& work) {
+    if (Crew* const crew = own_crew(); crew != nullptr) return crew->run(work);
+#ifdef MM_STD_THREADS
+    std::vector<std::thread> threads;
+    for (int t = 0; t < num_threads; ++t) threads.emplace_back(work);
+    for (auto& thread : threads) thread.join();
+#else
+#pragma omp parallel num_threads(num_threads)
+    work();
+#endif
+}
+
 // Runs body(i) for every i in 0 .. num, in any order, at most `num_threads` at once.
 template <typename Body>
 void parallel_for(int64_t num, int num_threads, const Body& body) {
@@ -22,19 +40,10 @@ void parallel_for(int64_t num, int num_threads, const Body& body) {
         for (int64_t i = 0; i < num; ++i) body(i);
         return;
     }
-#ifdef MM_STD_THREADS
-    std::atomic<int64_t> next{0};
-    std::vector<std::thread> threads;
-    for (int t = 0; t < num_threads; ++t) {
-        threads.emplace_back([&] {
-            for (int64_t i = next++; i < num; i = next++) body(i);
-        });
-    }
-    for (auto& thread : threads) thread.join();
-#else
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-    for (int64_t i = 0; i < num; ++i) body(i);
-#endif
+    std::atomic<int64_t> claimed{0};
+    together(num_threads, [&] {
+        for (int64_t i = claimed++; i < num; i = claimed++) body(i);
+    });
 }
 
 // Runs body(i, next) for every i in 0 .. num. next: the item that the same thread does afterwards;
@@ -51,14 +60,7 @@ void parallel_with_next(int64_t num, int num_threads, const Body& body) {
         }
     };
     if (num <= 1 || num_threads <= 1) return work();
-#ifdef MM_STD_THREADS
-    std::vector<std::thread> threads;
-    for (int t = 0; t < num_threads; ++t) threads.emplace_back(work);
-    for (auto& thread : threads) thread.join();
-#else
-#pragma omp parallel num_threads(num_threads)
-    work();
-#endif
+    together(num_threads, work);
 }
 
 // Runs body(begin, end) for chunks of 0 .. num, four per thread.
@@ -71,6 +73,36 @@ void parallel_parts(int64_t num, int num_threads, const Body& body) {
         const int64_t begin = part * step;
         body(begin, begin + step < num ? begin + step : num);
     });
+}
+
+// Runs calls() on this thread, with a crew of up to `num_threads` threads for the loops in it.
+template <typename Calls>
+void with_crew(int num_threads, const Calls& calls) {
+    if (num_threads <= 1 || own_crew() != nullptr) return calls();
+    Crew crew;
+    const auto lead = [&] {
+        own_crew() = &crew;
+        calls();
+        own_crew() = nullptr;
+        crew.end();
+    };
+#ifdef MM_STD_THREADS
+    std::vector<std::thread> threads;
+    for (int t = 1; t < num_threads; ++t) threads.emplace_back([&] { crew.follow(); });
+    lead();
+    for (auto& thread : threads) thread.join();
+#else
+#pragma omp parallel num_threads(num_threads)
+    {
+        bool leads = false;
+#pragma omp master
+        {
+            leads = true;
+            lead();
+        }
+        if (!leads) crew.follow();
+    }
+#endif
 }
 
 }  // namespace mm
