@@ -3,9 +3,9 @@
 # every later operation of the first thread that runs on several cores slower, for as long as the second
 # one lives. Additions of 200,000 floats, two CPUs and two threads of torch:
 #
-#     alone                                                    about 17 microseconds each
-#     while the second thread waits for an event               about 90
-#     after it has ended                                       about 17 again
+#     alone                                                    14 to 25 microseconds each
+#     while the second thread waits for an event               80 to 135
+#     after it has ended                                       15 to 20
 #
 # Each Python thread that computes gets a pool of its own in GNU's OpenMP, which stays until the thread
 # ends. The runtime counts the threads of all pools, whether or not they do anything. As soon as there
@@ -14,7 +14,8 @@
 # virtual machines and containers; with two hardware threads for each core torch takes half as many).
 # Nothing tells; the processor looks idle. A data loader, a server's worker or a second model that
 # computed once in a thread is enough. Have one thread compute, or end the others, or give torch half of
-# the CPUs. OMP_WAIT_POLICY=active changes little, since it spins for a hundredth of a millisecond then.
+# the CPUs. OMP_WAIT_POLICY=active helps too, but then the threads of a program that is alone spin for
+# minutes after its last loop.
 #
 # Seen with Python 3.11, Linux x86-64 (2-core Zen 3), 2026-11-30. Needs Python 3.11 or newer, two CPUs
 # that nothing else uses, the package index, 1 GB of disk (more where pip takes the CUDA build).
