@@ -64,8 +64,7 @@ struct FloatCodes : PlainCodes {
     }
     static MM_INLINE Ints widen(Ints words, int part) {
         if (is_moved(part)) return to_floats_of((Ints)((Words)words >> uint32_t(32 - BITS)));
-        const Words mask = (Words)splat_word((1u << BITS) - 1) << uint32_t(BITS * part);
-        return to_floats_of((Ints)((Words)words & mask));
+        return to_floats_of(words & mask_of_memory<(1u << BITS) - 1>(BITS * part));
     }
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);

@@ -130,15 +130,17 @@ MM_INLINE Ints splat_word(uint32_t word) { return splat(&word); }
 // A register of masks that is read from memory at each use: in a loop it would keep a register that the
 // sums need.
 template <uint32_t MASK>
-MM_INLINE Ints mask_of_memory() {
+MM_INLINE Ints mask_of_memory(int shift = 0) {
     struct Lanes {
-        alignas(MM_VECTOR_BYTES) uint32_t at[LANES];
+        alignas(MM_VECTOR_BYTES) uint32_t at[32][LANES];
         constexpr Lanes() : at{} {
-            for (int64_t i = 0; i < LANES; ++i) at[i] = MASK;
+            for (int by = 0; by < 32; ++by) {
+                for (int64_t i = 0; i < LANES; ++i) at[by][i] = MASK << by;
+            }
         }
     };
     static constexpr Lanes LANES_OF_MASK;
-    const uint32_t* mask = LANES_OF_MASK.at;
+    const uint32_t* mask = LANES_OF_MASK.at[shift];
     asm volatile("" : "+r"(mask));
     return load_lanes<Ints>(mask);
 }
