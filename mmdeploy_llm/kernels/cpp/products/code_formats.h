@@ -64,10 +64,26 @@ struct FloatCodes : PlainCodes {
     }
     static MM_INLINE Ints widen(Ints words, int part) {
         if (is_moved(part)) return to_floats_of((Ints)((Words)words >> uint32_t(32 - BITS)));
-        return to_floats_of(words & mask_of_memory<(1u << BITS) - 1>(BITS * part));
+        const Words mask = (Words)splat_word((1u << BITS) - 1) << uint32_t(BITS * part);
+        return to_floats_of((Ints)((Words)words & mask));
     }
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
+    }
+};
+
+// A format where it multiplies several rows.
+template <typename Format>
+struct OfRows : Format {};
+
+// Sums take all registers then but those of operands. A mask in one more would have GCC keep a sum in
+// memory, which each product with it waits for, and the tile takes twice the time.
+template <int BITS>
+struct OfRows<FloatCodes<BITS>> : FloatCodes<BITS> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        if (FloatCodes<BITS>::is_moved(part)) return FloatCodes<BITS>::widen(words, part);
+        const Ints mask = mask_of_memory<(1u << BITS) - 1>(BITS * part);
+        return FloatCodes<BITS>::to_floats_of(words & mask);
     }
 };
 

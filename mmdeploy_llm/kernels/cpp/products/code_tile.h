@@ -103,7 +103,8 @@ struct CodeTile {
             }
             Ints w[NUM];
             unrolled<NUM>([&](auto b) MM_ALWAYS {
-                w[b] = Format::widen(load_lanes<Ints>(codes + b * MM_VECTOR_BYTES), part);
+                const Ints own = load_lanes<Ints>(codes + b * MM_VECTOR_BYTES);
+                w[b] = OfRows<Format>::widen(own, part);
             });
             unrolled<ROWS>([&](auto r) MM_ALWAYS {
                 const Ints four = splat(x + r * x_stride + part * 4);

@@ -127,8 +127,8 @@ MM_INLINE Ints splat(const void* from) {
 // Returns a register whose lanes are all `word`.
 MM_INLINE Ints splat_word(uint32_t word) { return splat(&word); }
 
-// A register of masks that is read from memory at each use: in a loop it would keep a register that the
-// sums need.
+// A register of MASK << shift that is read from memory at each use: in a loop it would keep a register
+// that the sums need.
 template <uint32_t MASK>
 MM_INLINE Ints mask_of_memory(int shift = 0) {
     struct Lanes {
