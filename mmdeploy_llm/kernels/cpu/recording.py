@@ -129,7 +129,9 @@ class Recorder:
     """Stands in for the library while a function is recorded: forwards the calls and stores those
     of its own thread. Other threads may prepare media meanwhile."""
 
-    def __init__(self, library: Calls, run: Callable[[int, int, int], None], memory: Memory) -> None:
+    def __init__(
+        self, library: Calls, run: Callable[[int, int, int], None], memory: Memory
+    ) -> None:
         """run: mm_run of the library."""
         self._library = library
         self._run = run
