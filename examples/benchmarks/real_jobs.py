@@ -312,7 +312,7 @@ def main() -> None:
         write_works(folder, args.photos)
         print("| model | job | mmdeploy_llm | ours over theirs | goal |\n|---|---|---|---|---|")
         for session in SESSIONS:
-            if args.only in session.model and not (session.is_extra and not args.only):
+            if args.only in session.model and (args.only or not session.is_extra):
                 print(rounds_of(session, folder, args.rounds), flush=True)
 
 

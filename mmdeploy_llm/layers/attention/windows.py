@@ -74,7 +74,7 @@ class WindowContext:
         self._backend = backend
         self._whole, self._windows = whole, windows
         self.frame = backend.frame_of(whole, windows)
-        self.can_rotate = isinstance(whole, RotaryAttention) and whole.can_rotate
+        self.can_rotate = getattr(whole, "can_rotate", False)  # as frame_of, in each step
 
     def attend(
         self,

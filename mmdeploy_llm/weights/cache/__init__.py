@@ -13,11 +13,10 @@ from mmdeploy_llm.weights.read_ahead import cache_folder
 from .cache import WeightCache
 from .folder import FolderSize, folder_size
 from .key import source_key
-from .opening import MIN_BYTES, open_cache
+from .opening import open_cache
 from .record import NotKeptError
 
 __all__ = [
-    "MIN_BYTES",
     "FolderSize",
     "NotKeptError",
     "WeightCache",
