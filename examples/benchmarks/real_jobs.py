@@ -96,7 +96,7 @@ SESSIONS = (
             model=name,
             folder=_file(name),
             works=TEXT,
-            ours=("file",),
+            ours=("file", "int8"),
             theirs=(("llama.cpp", "file"),),
         )
         for name in ("smollm2", "qwen")

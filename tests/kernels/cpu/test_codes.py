@@ -168,10 +168,10 @@ def test_small_values_keep_their_precision_beside_a_large_one(kernels):
     assert torch.allclose(found, torch.tensor(384e-3), rtol=0.01)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_integers_are_exact(kernels, bits):
-    """Largest products of one sign: no sum saturates."""
-    largest, k = 2**bits - 1, 520
+@pytest.mark.parametrize("most", [4, 5, 6, 8])
+def test_integers_are_exact(kernels, most):
+    """Largest products of one sign, of codes that have so many bits at most: no sum saturates."""
+    bits, largest, k = (4 if most == 4 else 8), 2**most - 1, 544
     for sign in (1, -1):
         for rows in (1, 2, 3, 6, 7):
             x = torch.full((rows, k), 127 * sign)
@@ -307,8 +307,9 @@ def test_every_level(kernels_of_level):
             test_rounding(kernels_of_level, dtype, bits, 2, 150, 64)
             for rounds in (False, True):
                 test_products(kernels_of_level, dtype, bits, rounds, 64)
+    for most in (4, 5, 6, 8):
+        test_integers_are_exact(kernels_of_level, most)
     for bits in (4, 8):
-        test_integers_are_exact(kernels_of_level, bits)
         test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, bits, True, 64)
 
 

@@ -97,8 +97,9 @@ void run(const mm::LinearCodes& args) {
                 of.in(args.bias), result_of(of, args), args.rows, args.n, args.k, args.num_threads,
                 next_of(args));
         };
-        mm::with_codes<typename decltype(of)::Type>(args.bits, args.is_float8 != 0,
-                                                    args.rounds != 0, args.rows, multiply);
+        mm::with_codes<typename decltype(of)::Type>(args.bits, mm::CodeForm(args.code_form),
+                                                    args.is_float8 != 0, args.rounds != 0, args.rows,
+                                                    multiply);
     });
 }
 

@@ -7,6 +7,7 @@
 //     POWERS               whether the scales of x are one for each row, times powers of two for groups
 //     ZEROS_FIRST          whether sums start with what zeros of weights subtract, instead of offsets
 //     FLOAT_BITS           whether sums are the bits of floats, see FLOAT_OF_0
+//     CODE_BITS            the bits that codes have at most
 //     SECOND_EXCESS        what each second operand is smaller by than its code; sums start with it
 //     column(i)            the column, within a unit, of the i-th value of x in the order of the format
 //     widen(words, part)   makes operands of one part of the units in a register
@@ -25,6 +26,7 @@ struct PlainCodes {
     static constexpr bool ROUNDS = false, POWERS = false, ZEROS_FIRST = false;
     static constexpr bool FLOAT_BITS = false;
     static constexpr int32_t SECOND_EXCESS = 0;
+    static constexpr int CODE_BITS = 8;
 };
 
 template <int BITS>
@@ -247,11 +249,30 @@ struct S8Codes<4> : PlainCodes {
     static constexpr int PARTS = 2;
     static constexpr bool RELOADS = NUM_REGISTERS == 16;
     static constexpr bool ROUNDS = true, POWERS = true;
+    static constexpr int CODE_BITS = 4;
     static constexpr bool ZEROS_FIRST = HAS_PAIRS_BESIDE_QUADRUPLES, FLOAT_BITS = ZEROS_FIRST;
     static constexpr int64_t column(int64_t i) { return i; }
     static MM_INLINE Ints widen(Ints words, int part) {
         return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
     }
+    static MM_INLINE Sums add(Sums sums, Ints x, Ints w) {
+        return add_small_quadruples(sums, w, x);
+    }
+};
+#endif
+
+#if defined(MM_HAS_SMALL_DOT) && !defined(MM_HAS_S8_DOT)
+// Codes in units of those of 8 bits that have 5 or 6.
+template <int BITS>
+struct S8FewCodes : PlainCodes {
+    using X = int8_t;
+    using Sums = SmallSums;
+    static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = true;
+    static constexpr int CODE_BITS = BITS;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int) { return words; }
     static MM_INLINE Sums add(Sums sums, Ints x, Ints w) {
         return add_small_quadruples(sums, w, x);
     }

@@ -50,7 +50,8 @@ struct CodeTile {
     static constexpr bool ARE_SHORT = std::is_same_v<Sums, SignedHalves>;
     // Whether the sums over all steps are kept in registers, beside those over one step.
     static constexpr bool KEEPS_SUMS = MM_VECTOR_BYTES == 64 && ROWS * NUM <= 12;
-    static constexpr int64_t LIMIT = ARE_SHORT ? SMALL_QUADRUPLES / Format::PARTS : INT64_MAX / 2;
+    static constexpr int64_t LIMIT =
+        ARE_SHORT ? small_quadruples(Format::CODE_BITS) / Format::PARTS : INT64_MAX / 2;
     Sums sums[ROWS][NUM];
     Ints wide[ARE_SHORT ? ROWS : 1][NUM];
     Floats all[KEEPS_SUMS ? ROWS : 1][NUM];
@@ -128,11 +129,14 @@ struct CodeTile {
     // out += scale * x_scale * sum - offset * x_sum
     template <bool SPILLED>
     MM_INLINE void scale(const Steps& steps, float* out) {
+        // Read once: for the compiler a store to `out` could change them.
+        const float *x_scales = steps.x_scales + steps.place, *own_less = steps.less + steps.place;
+        const float* own_scales = steps.scales;
         unrolled<ROWS>([&](auto r) MM_ALWAYS {
-            const Floats x_scale = all_lanes(Format::ROUNDS ? steps.x_scales[steps.place + r] : 1.0f);
-            const Floats less = all_lanes(steps.less[steps.place + r]);
+            const Floats x_scale = all_lanes(Format::ROUNDS ? x_scales[r] : 1.0f);
+            const Floats less = all_lanes(own_less[r]);
             unrolled<NUM>([&](auto b) MM_ALWAYS {
-                const float* scales = steps.scales + b * LANES;
+                const float* scales = own_scales + b * LANES;
                 Floats sum = value<SPILLED>(r, b), base;
                 if constexpr (Format::FLOAT_BITS) {
                     sum = sum - x_scale;
@@ -197,7 +201,9 @@ __attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
             }
             const int64_t every = steps.prefetch.every, block = std::max(every, BLOCK_UNITS);
             const int64_t own = std::min(std::min(units - unit, block), Tile::LIMIT);
-            if ((unit & (every - 1)) == 0) steps.prefetch.next(std::max<int64_t>(own / every, 1));
+            if ((unit & (every - 1)) == 0) {
+                steps.prefetch.next(std::max<int64_t>(own >> __builtin_ctzll(every), 1));
+            }
             const char* end = x + own * (Format::PARTS * 4);
             unit += own;
             // What the inner loop does not need waits in memory: GCC would give it vector registers.

@@ -100,9 +100,10 @@ constexpr int64_t UNPACKED_ROWS<Bf16Codes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP
 template <>
 constexpr int64_t UNPACKED_ROWS<S8PairCodes> = 8 * STRIP + 1;
 #endif
-// Operands of a chunk stay in the cache. One strip of rows takes longer for a unit of codes than for one
-// of another product, and reads it faster line by line, a few kilobytes in advance.
-constexpr Reading CODE_READING = {128, MM_VECTOR_BYTES == 64 ? 64 : 32, MM_VECTOR_BYTES == 64 ? 2 : 1};
+// Operands of a chunk stay in the cache, the smallest one with AVX2. One strip of rows takes longer for
+// a unit of codes than for one of another product, and reads it faster line by line, a few kilobytes in
+// advance.
+constexpr Reading CODE_READING = MM_VECTOR_BYTES == 64 ? Reading{128, 64, 2} : Reading{64, 32, 1};
 
 // Returns the number of registers of columns in a tile.
 template <typename Format>
@@ -276,16 +277,22 @@ void look_up_codes(const int64_t* ids, const StoredCodes& codes, const uint32_t*
     });
 }
 
-// Calls run with the format that multiplies `rows` rows of x of type T by codes of `bits` bits, or by
-// floats of 8 bits, for which x is not rounded. Sums of integers are the same in every format.
+// Calls run with the format that multiplies `rows` rows of x of type T by codes of `bits` bits that lie
+// in `form`, or by floats of 8 bits, for which x is not rounded. Sums of integers are the same in every
+// format.
 template <typename T, typename Run>
-void with_codes(int32_t bits, bool is_float8, bool rounds, int64_t rows, const Run& run) {
+void with_codes(int32_t bits, CodeForm form, bool is_float8, bool rounds, int64_t rows,
+                const Run& run) {
     using Float8 = std::conditional_t<std::is_same_v<T, float>, Float8s, Bf16Float8s>;
     using Four = std::conditional_t<std::is_same_v<T, float>, FloatCodes<4>, Bf16Codes<4>>;
     using Eight = std::conditional_t<std::is_same_v<T, float>, FloatCodes<8>, Bf16Codes<8>>;
     if (is_float8) return run(Float8());
     if (bits == 4) return rounds ? run(S8Codes<4>()) : run(Four());
     if (!rounds) return run(Eight());
+#if defined(MM_HAS_SMALL_DOT) && !defined(MM_HAS_S8_DOT)
+    if (form == FIVE) return run(S8FewCodes<5>());
+    if (form == SIX) return run(S8FewCodes<6>());
+#endif
     return rows > STRIP ? run(S8PairCodes()) : run(S8Codes<8>());
 }
 

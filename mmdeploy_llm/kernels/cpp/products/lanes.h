@@ -200,19 +200,28 @@ MM_INLINE Ints bytes_at(Ints bytes, Ints places) {
 #endif
 }
 
+// Returns in each lane the products of its two 16-bit integers, added.
+MM_INLINE Ints sum_of_pairs(Ints a, Ints b) {
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif MM_VECTOR_BYTES == 32
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 // Adds to each lane the products of its two 16-bit integers.
 MM_INLINE Ints add_pairs(Ints sums, Ints a, Ints b) {
-#if MM_VECTOR_BYTES == 64
-    return sums + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif MM_VECTOR_BYTES == 32
+#if MM_VECTOR_BYTES == 32
     // Left to itself GCC would put the sum into another register.
-    const Ints products = (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    const Ints products = sum_of_pairs(a, b);
     asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
     return sums;
-#elif defined(__SSE2__)
-    return sums + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-    return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+    return sums + sum_of_pairs(a, b);
 #endif
 }
 
@@ -295,21 +304,21 @@ constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = true;
 constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = false;
 #endif
 
-constexpr int64_t SMALL_QUADRUPLES = 8;  // products of SmallSums in 16 bits
-
 #if defined(MM_HAS_S8_DOT) || MM_VECTOR_BYTES >= 32
 #define MM_HAS_SMALL_DOT 1
 
-// Sums of products of bytes from 0 to 15 and signed bytes. Without an instruction for four of them,
-// two of 16 bits for each lane, where SMALL_QUADRUPLES products of a lane fit:
-// 8 * 2 * 15 * 127 < 2^15. They take two instructions, where sums of 32 bits take three.
+// Sums of products of signed bytes, none of them -128, and of bytes of few bits: 4 to 6. Without an
+// instruction for four of them, two of 16 bits for each lane, which hold few: 8 * 2 * 15 * 127 < 2^15.
+// They take two instructions, where sums of 32 bits take three.
+constexpr int64_t small_quadruples(int bits) { return INT16_MAX / (2 * 127 * ((1 << bits) - 1)); }
+
 #ifdef MM_HAS_S8_DOT
 using SmallSums = Ints;
 #else
 using SmallSums = SignedHalves;
 #endif
 
-// Adds to each lane the products of its four bytes from 0 to 15 and four signed bytes.
+// Adds to each lane the products of its four bytes of few bits and four signed bytes.
 MM_INLINE SmallSums add_small_quadruples(SmallSums sums, Ints small, Ints signed_bytes) {
 #ifdef MM_HAS_S8_DOT
     return add_quadruples(sums, small, signed_bytes);
@@ -325,7 +334,7 @@ MM_INLINE SmallSums add_small_quadruples(SmallSums sums, Ints small, Ints signed
 MM_INLINE Ints as_ints(Ints sums) { return sums; }
 // Adds the two sums of each lane.
 MM_INLINE Ints as_ints(SignedHalves sums) {
-    return add_pairs(Ints{}, (Ints)sums, mask_of_memory<0x00010001u>());
+    return sum_of_pairs((Ints)sums, mask_of_memory<0x00010001u>());
 }
 
 MM_INLINE Floats to_floats(Ints values) {
