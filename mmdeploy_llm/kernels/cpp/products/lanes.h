@@ -304,14 +304,15 @@ constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = true;
 constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = false;
 #endif
 
+// How many quadruples of products of codes of few bits and signed bytes, none of them -128, a sum of two
+// halves of 16 bits holds: 8 * 2 * 15 * 127 < 2^15 for those of 4.
+constexpr int64_t small_quadruples(int bits) { return INT16_MAX / (2 * 127 * ((1 << bits) - 1)); }
+
 #if defined(MM_HAS_S8_DOT) || MM_VECTOR_BYTES >= 32
 #define MM_HAS_SMALL_DOT 1
 
-// Sums of products of signed bytes, none of them -128, and of bytes of few bits: 4 to 6. Without an
-// instruction for four of them, two of 16 bits for each lane, which hold few: 8 * 2 * 15 * 127 < 2^15.
-// They take two instructions, where sums of 32 bits take three.
-constexpr int64_t small_quadruples(int bits) { return INT16_MAX / (2 * 127 * ((1 << bits) - 1)); }
-
+// Sums of such products, of codes of 4 to 6 bits. Without an instruction for four of them, two of 16
+// bits for each lane: they take two instructions, where sums of 32 bits take three.
 #ifdef MM_HAS_S8_DOT
 using SmallSums = Ints;
 #else
