@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.objects.model import cross_of, media_size
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.layers.adapters.attached.served import ServedAdapters
+from mmdeploy_llm.layers.attention.cross import by_heads
 from mmdeploy_llm.layers.attention.out_of_memory import is_out_of_memory, release_cached_memory
 from mmdeploy_llm.layers.transfer import to_device
 from mmdeploy_llm.request import MediaInput
@@ -141,6 +142,9 @@ class EncoderCache:
                     f"{item.num_tokens} tokens, must be {shape}"
                 )
         for item, rows in zip(items, embeds, strict=True):
+            if self._cross is not None and rows.is_cpu:
+                self._embeds[item.key] = by_heads(rows)
+                continue
             # A copy, so that a small item does not keep the output of the whole call alive.
             self._embeds[item.key] = rows.clone() if len(items) > 1 else rows
 

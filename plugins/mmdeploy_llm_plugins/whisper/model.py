@@ -1,4 +1,4 @@
-"""Whisper: transformers' encoder of mel frames, and a decoder that attends to its output."""
+"""Whisper: an encoder of mel frames, and a decoder that attends to its output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.weights.map import WeightMap
@@ -16,12 +15,15 @@ from mmdeploy_llm_plugins.encoder_decoder.decoder import (
     CrossDecoderConfig,
     EncoderDecoderLM,
 )
-from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
+
+from .encoder import Encoder
 
 NAMES = (
-    (r"^model\.encoder\.", "encoder.inner."),
-    (r"^model\.decoder\.", "decoder."),
+    (r"^model\.(encoder|decoder)\.", r"\1."),
     (r"^proj_out\.", "lm_head."),
+    (r"^(encoder\.layers\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
+    (r"^(encoder\.layers\.\d+)\.final_layer_norm\.", r"\1.mlp_norm."),
+    (r"^(encoder\.layers\.\d+)\.self_attn_layer_norm\.", r"\1.self_norm."),
 )
 
 
@@ -47,13 +49,11 @@ class WhisperForConditionalGeneration(EncoderDecoderLM):
                 is_tied=config.tie_word_embeddings,
             )
         )
-        self.encoder = TransformersTower(config, WhisperEncoder)
+        self.encoder = Encoder(config)
         copies = (r"^proj_out\.",) if config.tie_word_embeddings else ()
         self.weight_map = WeightMap(self, renames=(*NAMES, *RENAMES), ignored=copies)
 
     def encode(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Runs the encoder for all sounds, which have the same number of frames."""
-        device = self.decoder.embed_tokens.weight.device
-        frames = torch.cat([item.tensors["input_features"] for item in items])
-        out = self.encoder.inner(frames.to(device, self.encoder.dtype))
-        return list(out.last_hidden_state.unbind())
+        states: Tensor = self.encoder(torch.cat([item.tensors["input_features"] for item in items]))
+        return list(states.unbind())

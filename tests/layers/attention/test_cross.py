@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.hooks import MediaInput, MediaSpan, MediaView
-from mmdeploy_llm.layers.attention.cross import CrossItems, CrossRequest, JoinedItems
+from mmdeploy_llm.layers.attention.cross import CrossItems, CrossRequest, JoinedItems, by_heads
 
 LAYERS, HEADS, SIZE = 2, 4, 16
 ITEMS = {"a": 5, "b": 33, "c": 1, "d": 70}
@@ -43,11 +43,14 @@ def alone(q, kept, layer, scale):
 @pytest.mark.parametrize("num_kv_heads", [HEADS, 2])
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("uses_kernels", [False, True])
+@pytest.mark.parametrize("are_by_heads", [False, True])
 def test_each_row_sees_all_of_its_items_and_nothing_else(
-    num_kv_heads, scale, uses_kernels, request
+    num_kv_heads, scale, uses_kernels, are_by_heads, request
 ):
     kernels = request.getfixturevalue("kernels") if uses_kernels else None
     kept, q = make(num_kv_heads)
+    if are_by_heads:
+        kept = {key: by_heads(own) for key, own in kept.items()}
     requests = [asked(*one) for one in [*REQUESTS, (2, [])]]
     context = CrossItems(requests, kept.__getitem__, kernels=kernels and kernels.attention)
     found, row = context.attend(1, q, scale=scale), 0
@@ -90,6 +93,22 @@ def test_requests_with_one_item_share_a_call(monkeypatch):
     assert calls == [1, 4, 2, 1]
     CrossItems([asked(1, ["b"])] * 8, kept.__getitem__).attend(0, q[:8])
     assert calls[4:] == [8]
+
+
+@pytest.mark.parametrize("num_kv_heads", [HEADS, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_that_lie_apart_give_the_same_bits(kernels, num_kv_heads, dtype):
+    """Of whole items, of the first tokens of one, and of several side by side."""
+    kept, q = make(num_kv_heads, dtype)
+    views = [(0, None, 21)]
+    requests = [asked(*one) for one in REQUESTS] + [asked(2, "d", views=views)]
+    apart = {key: by_heads(own) for key, own in kept.items()}
+    assert all(torch.equal(apart[key], kept[key]) for key in kept)
+    found, expected = (
+        CrossItems(requests, own.__getitem__, kernels=kernels.attention).attend(0, q)
+        for own in (apart, kept)
+    )
+    assert torch.equal(found, expected)
 
 
 def test_items_side_by_side_are_copied_once_for_the_steps_that_see_them(monkeypatch):

@@ -193,7 +193,7 @@ def _apply(logits: Tensor, group: Mapping[int, ActiveProcessor]) -> dict[int, st
     try:
         found = built.processor.apply(own, [group[row].row for row in rows])
         _check_result(found, own)
-        is_wrong = ((found == torch.inf) | found.isnan()).any(dim=1)
+        is_wrong = ~(found.amax(dim=1) < torch.inf)  # which NaN is not either
     except FAULTS as error:
         if len(rows) > 1:
             return {
@@ -203,11 +203,13 @@ def _apply(logits: Tensor, group: Mapping[int, ActiveProcessor]) -> dict[int, st
             }
         logger.warning("logits processor %s failed", built.name, exc_info=error)
         return {rows[0]: f"logits processor {built.name} failed: {error_text(error)}"}
-    logits.index_copy_(0, index, torch.where(is_wrong[:, None], logits[index], found))
+    wrong = is_wrong.nonzero()[:, 0].tolist()
+    if wrong:  # these rows stay as they were
+        found = torch.where(is_wrong[:, None], logits[index], found)
+    logits.index_copy_(0, index, found)
     return {
-        row: f"logits processor {built.name} returned logits that are NaN or +inf"
-        for row, wrong in zip(rows, is_wrong.tolist(), strict=True)
-        if wrong
+        rows[at]: f"logits processor {built.name} returned logits that are NaN or +inf"
+        for at in wrong
     }
 
 
