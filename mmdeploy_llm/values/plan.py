@@ -44,6 +44,7 @@ class NewRequest:
         one is banned.
     wanted, token_types, heads: see Request.
     adapter: key of its adapter; "": none.
+    has_guesses: whether a draft head, if the model has one, gets ready to guess its tokens.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class NewRequest:
     token_types: tuple[int, ...] | None = None
     heads: tuple[tuple[int, int], ...] = ()
     adapter: str = ""
+    has_guesses: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """speculative="mtp": the answers of a run without it, and the guesses of the draft layer."""
 
+import itertools
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.engine.runner.drafter import Drafter
 from mmdeploy_llm.engine.schedule import speculation
 from mmdeploy_llm.engine.schedule.pace import Pace
+from mmdeploy_llm.engine.schedule.trial import Trial
 from mmdeploy_llm.errors import ConfigError
 from tests.system.draft_layers import (
     KEYS,
@@ -42,6 +44,7 @@ def folders(tiny_copy, tmp_path_factory):
 
 @pytest.fixture
 def always_drafts(monkeypatch):
+    monkeypatch.setattr(Trial, "admits", lambda self: True)
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 4)
     monkeypatch.setattr(speculation, "MIN_RATE", 0.0)
 
@@ -78,6 +81,22 @@ def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
         plain, drafted = ([one[:3] for one in found] for found in (plain, drafted))
     assert plain == drafted
     assert 50 < stats.num_accepted_drafts < stats.num_drafts
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("always_drafts")
+def test_requests_that_the_head_is_not_ready_for(folders, monkeypatch):
+    """They answer as without drafts, beside others and alone, and nothing is drafted for them."""
+    folder, turns = folders("ernie4_5"), itertools.cycle([False, True, False])
+    plain, _ = answers(folder)
+    monkeypatch.setattr(Trial, "admits", lambda self: next(turns))
+    drafted, stats = answers(folder, speculative="mtp")
+    assert drafted == plain
+    assert stats.num_drafts > 20
+    monkeypatch.setattr(Trial, "admits", lambda self: False)
+    drafted, stats = answers(folder, speculative="mtp")
+    assert drafted == plain
+    assert stats.num_drafts == 0
 
 
 LOOKED_AT = {"ernie4_5", "glm4_moe", "glm4v_moe", "glm_ocr", "qwen3_5_text"}  # each guess, below

@@ -9,6 +9,7 @@ from PIL import Image
 from mmdeploy_llm import LLM, AsyncLLM, GuidedDecodingParams, SamplingParams
 from mmdeploy_llm.engine.schedule.lifecycle import Lifecycle
 from mmdeploy_llm.engine.schedule.pace import Pace
+from mmdeploy_llm.engine.schedule.trial import Trial
 from tests.layers.adapters.lora import write_adapter
 from tests.system.draft_layers import (
     KEYS,
@@ -42,6 +43,7 @@ def folders(tiny_copy, tmp_path_factory):
 
 @pytest.fixture
 def always_drafts(monkeypatch):
+    monkeypatch.setattr(Trial, "admits", lambda self: True)
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 4)
 
 

@@ -75,12 +75,18 @@ class Drafter:
         self._device = cache.keys[0].device
         num_slots = slots.token_ids.shape[0]
         self._hidden: Tensor | None = None  # [slots * NUM_KEPT, hidden]
+        self._has_guesses = [True] * num_slots  # whether anything is kept of a slot
         self._firsts = [0] * num_slots  # token of the first state that is kept
         self._counts = [0] * num_slots
 
-    def admit(self, slot: int) -> None:
-        """Forgets the last request of a slot."""
+    def admit(self, slot: int, *, has_guesses: bool) -> None:
+        """Forgets the last request of a slot. has_guesses: see NewRequest."""
         self._counts[slot] = 0
+        self._has_guesses[slot] = has_guesses
+
+    def is_ready(self, scheduled: Sequence[ScheduledTokens]) -> bool:
+        """Whether anything is kept of any of these requests."""
+        return any(self._has_guesses[self._slots[item.request_id].index] for item in scheduled)
 
     def guess(
         self, scheduled: Sequence[ScheduledTokens], *, knows_last: bool
@@ -88,9 +94,10 @@ class Drafter:
         """Returns the items of the next step with their drafts, and makes the entries that are due.
         knows_last: whether the first token of each item is known on the host."""
         try:
-            for item in scheduled:
+            own = [item for item in scheduled if self.is_ready([item])]
+            for item in own:
                 self._rewind(self._slots[item.request_id].index, item.start)
-            others = [item for item in scheduled if not item.drafts]
+            others = [item for item in own if not item.drafts]
             self._make_due(others, knows_last=knows_last)
             found = self._guesses([item for item in scheduled if item.drafts])
         except FAULTS as error:
@@ -113,6 +120,8 @@ class Drafter:
         short: list[tuple[range, range]] = []  # rows of `hidden`, and the places that keep them
         for item, last in zip(batch.scheduled, batch.last_rows.tolist(), strict=True):
             slot = self._slots[item.request_id]
+            if not self._has_guesses[slot.index]:
+                continue
             self._rewind(slot.index, item.start)
             if item.start < slot.request.prompt_len or item.num_tokens > MAX_ROWS:
                 long.append((item, last))

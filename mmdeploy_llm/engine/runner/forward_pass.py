@@ -124,7 +124,8 @@ class ForwardPass:
         if self._slots.num_wanting:
             add_vectors(scheduled, batch.last_rows, self._slots, self._pooler, hidden, outcome)
         rows = self._sample_rows(batch, hidden, replayed)
-        if self._drafter is not None:  # last: it may overwrite the hidden states
+        # Last: it may overwrite the hidden states.
+        if self._drafter is not None and self._drafter.is_ready(scheduled):
             self._adapters.step.set_all()
             self._drafter.keep(batch, hidden)
         return rows

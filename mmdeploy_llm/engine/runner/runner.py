@@ -133,7 +133,7 @@ class Runner:
         computes them."""
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
-        if self._drafter is not None:
+        if self._drafter is not None and self._drafter.is_ready(scheduled):
             self._adapters.step.set_all()
             scheduled = self._drafter.guess(scheduled, knows_last=before is None)
         can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
@@ -205,7 +205,7 @@ class Runner:
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
             if self._drafter is not None:
-                self._drafter.admit(slot)
+                self._drafter.admit(slot, has_guesses=new.has_guesses)
             if new.wanted is None:
                 self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:

@@ -312,6 +312,8 @@ class Scheduler:
             return False
         self._requests.start(state, matched, num_new, now)
         self._num_reserved += may_grow(state, size)
+        if self._drafter is not None:
+            self._drafter.start(state)
         draft.new.append(state.to_new_request())
         self._schedule_chunk(state, chunk, draft, tuple(request.block_ids))
         return True

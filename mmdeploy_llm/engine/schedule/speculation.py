@@ -17,6 +17,7 @@ from .limits import SchedulerConfig
 from .lookup import MAX_DRAFTS
 from .pace import Pace
 from .state import RequestState
+from .trial import Trial
 
 MAX_SEQS = 16  # running requests above which nobody drafts: computing bounds such steps
 MIN_RATE = 0.25  # probability of a right guess below which a request does not draft
@@ -32,9 +33,14 @@ class Speculation:
         self._requests = requests
         self._config = config
         self._clock = clock
-        self._pace = Pace()
+        self._pace, self._trial = Pace(), Trial()
         self._new_guesser = HeadGuesser if config.has_draft_head else Guesser
         self._last_commit: float | None = None
+
+    def start(self, state: RequestState) -> None:
+        """Decides whether a request that starts, or starts again, has guesses."""
+        if state.has_guesses is None:
+            state.has_guesses = not self._config.has_draft_head or self._trial.admits()
 
     def drafts(self, max_tokens: int) -> Mapping[int, tuple[int, ...]]:
         """Returns the drafts of the next step by number of the request, for those that have any.
@@ -45,15 +51,17 @@ class Speculation:
         running = self._requests.running
         if len(running) > MAX_SEQS:
             return {}
-        decoding = [state for state in running if state.is_decoding]
-        guessers = [(state, state.guesser) for state in decoding]
         found = [
             (state, one.guess, one.rate)
-            for state, one in guessers
-            if one is not None and one.guess and one.rate >= MIN_RATE
+            for state in running
+            if (one := state.guesser) is not None
+            and one.guess
+            and one.rate >= MIN_RATE
+            and state.is_decoding
         ]
         if not found:
             return {}
+        decoding = [state for state in running if state.is_decoding]
         guesses = [(rate, len(guess)) for _, guess, rate in found]
         length = self._pace.best_length(len(decoding), guesses)
         length = max(0, min(length, (max_tokens - len(running)) // len(found)))
@@ -75,23 +83,38 @@ class Speculation:
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Learns from a step that was just committed."""
         now, running = self._clock(), self._requests.running
-        num_drafts = {item.request_id: len(item.drafts) for item in plan.scheduled}
-        num_right = sum(map(len, result.later.values()))
-        self._requests.num_drafts += sum(num_drafts.values())
-        self._requests.num_accepted_drafts += num_right
-        if self._last_commit is not None and _is_decode(plan):
-            self._pace.observe(
-                now - self._last_commit,
-                num_requests=len(plan.scheduled),
-                num_rows=plan.num_tokens,
-                num_tokens=len(result.sampled) + num_right,
-            )
+        seconds = None if self._last_commit is None else now - self._last_commit
         self._last_commit = now
+        num_ready = sum(state.has_guesses is True for state in running)
+        if seconds is not None and _is_decode(plan):
+            num_right = sum(map(len, result.later.values()))
+            num_tokens = len(result.sampled) + num_right
+            num_requests = len(plan.scheduled)
+            if len(running) == num_requests:  # none has ended
+                self._trial.observe(
+                    seconds, num_requests=num_requests, num_ready=num_ready, num_tokens=num_tokens
+                )
+            if num_ready:
+                self._pace.observe(
+                    seconds,
+                    num_requests=num_requests,
+                    num_rows=plan.num_tokens,
+                    num_tokens=num_tokens,
+                )
+        if num_ready:
+            self._learn(plan, result)
+
+    def _learn(self, plan: StepPlan, result: StepResult) -> None:
+        """Compares guesses with what was sampled, and guesses what follows."""
+        running = self._requests.running
+        num_drafts = {item.request_id: len(item.drafts) for item in plan.scheduled}
+        self._requests.num_drafts += sum(num_drafts.values())
+        self._requests.num_accepted_drafts += sum(map(len, result.later.values()))
         for state in running:
             name = state.request.request_id
             if len(running) > MAX_SEQS:
                 state.guesser = None
-            elif name in result.sampled:
+            elif name in result.sampled and state.has_guesses:
                 num_new = 1 + len(result.later.get(name, ()))
                 guesser = state.guesser or self._new_guesser()
                 state.guess(guesser, num_new, num_drafts[name])

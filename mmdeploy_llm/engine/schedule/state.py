@@ -53,6 +53,7 @@ class RequestState:
         request that is shared, or what another one has computed without a state that was kept; a
         state is kept there.
     guesser: guesses its next tokens; None without speculation, and before the first token.
+    has_guesses: whether it may have one; None before it starts, see Trial.
     window: its blocks in the layers with a window; empty in a model without.
     """
 
@@ -71,6 +72,7 @@ class RequestState:
     planned_rows: list[int] = field(default_factory=list)
     shared_end: int = 0
     guesser: Guesser | HeadGuesser | None = None
+    has_guesses: bool | None = None
     window: WindowTable = field(default_factory=WindowTable)
 
     @classmethod
@@ -195,6 +197,7 @@ class RequestState:
             heads=request.heads,
             prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
             adapter="" if request.adapter is None else request.adapter.key,
+            has_guesses=self.has_guesses is not False,
         )
 
 

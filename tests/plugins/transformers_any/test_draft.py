@@ -13,6 +13,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.engine.runner.drafter import Drafter
 from mmdeploy_llm.engine.schedule import speculation
 from mmdeploy_llm.engine.schedule.pace import Pace
+from mmdeploy_llm.engine.schedule.trial import Trial
 from mmdeploy_llm.errors import ConfigError
 from tests.plugins.transformers_any.test_text import CONFIGS, write
 from tests.system.draft_layers import (
@@ -50,6 +51,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def always_drafts(monkeypatch):
+    monkeypatch.setattr(Trial, "admits", lambda self: True)
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 4)
     monkeypatch.setattr(speculation, "MIN_RATE", 0.0)
 
