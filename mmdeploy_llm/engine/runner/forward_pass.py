@@ -124,10 +124,9 @@ class ForwardPass:
         if self._slots.num_wanting:
             add_vectors(scheduled, batch.last_rows, self._slots, self._pooler, hidden, outcome)
         rows = self._sample_rows(batch, hidden, replayed)
-        # Last: it may overwrite the hidden states.
         if self._drafter is not None and self._drafter.is_ready(scheduled):
             self._adapters.step.set_all()
-            self._drafter.keep(batch, hidden)
+            self._drafter.keep(batch, hidden)  # last: it may overwrite the hidden states
         return rows
 
     @torch.inference_mode()

@@ -30,7 +30,7 @@ class Spent:
 
 
 class Trial:
-    """What a token takes with the draft head and without. Writer: Speculation."""
+    """Compares the time of a token with the draft head and without. Writer: Speculation."""
 
     def __init__(self) -> None:
         self._spent: dict[int, tuple[Spent, Spent]] = {}  # by number of requests: without, with

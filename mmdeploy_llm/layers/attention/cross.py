@@ -239,12 +239,12 @@ def _attend_by_heads(
     """Computes rows [n, H, D] whose keys and values lie by heads: each key head is a sequence of
     its own, with a page of its own. Returns None where the kernels cannot."""
     num_rows, num_heads = len(q), keys.shape[1]
-    rows = q.unflatten(1, (num_heads, -1)).transpose(0, 1).flatten(0, 1)
-    pages = [_pages(part) for part in (keys, values)]
-    if not kernels.can_attend(rows, *(page.flatten(0, 1) for page in pages)):
+    rows = q.view(num_rows, num_heads, -1, q.shape[2]).transpose(0, 1).flatten(0, 1)
+    keys, values = _pages(keys), _pages(values)
+    if not kernels.can_attend(rows, keys.flatten(0, 1), values.flatten(0, 1)):
         return None
-    out = kernels.attend(rows, *pages, visible, scale=scale)
-    return out.unflatten(0, (num_heads, num_rows)).transpose(0, 1).flatten(1, 2)
+    out = kernels.attend(rows, keys, values, visible, scale=scale)
+    return out.view(num_heads, num_rows, *out.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
 def _pages(part: Tensor) -> Tensor:
