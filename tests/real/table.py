@@ -26,7 +26,7 @@ from tests.real.vectors import TEXTS, vectors
 PAGE = Path(__file__).parents[2] / "examples" / "benchmarks" / "QUALITY.md"
 OF_QWEN = (
     *("float32", "bfloat16", "int8wo", "int8a8", "int8", "int4wo, groups of 32", "int4wo"),
-    *("KV int8", "KV int4", "the file as it is"),
+    *("KV int8", "KV int4", "the file as it is", "the file, int8"),
 )
 FEW_OF_GGUF = 1  # window for each type
 WINDOWS_OF_QWEN = 2  # at most: one takes half a minute of two cores
