@@ -31,6 +31,7 @@ Product = Callable[[Tensor], object]
 # The variables by which oneDNN, MKL and torch's own loops keep to a level. MKL obeys on Intel's
 # processors only: on others it runs AVX2 at every level.
 ONEDNN = {
+    Level.AMX: "AVX512_CORE_AMX",
     Level.AVX512_BF16: "AVX512_CORE_BF16",
     Level.AVX512_VNNI: "AVX512_CORE_VNNI",
     Level.AVX512: "AVX512_CORE",
@@ -44,7 +45,7 @@ ONEDNN = {
 
 def capped(level: Level) -> dict[str, str]:
     """Returns the environment of a process whose torch keeps to `level`."""
-    is_512, is_2 = level.value.startswith("avx512"), level.value.startswith("avx2")
+    is_512, is_2 = level.value.startswith(("amx", "avx512")), level.value.startswith("avx2")
     return os.environ | {
         "ONEDNN_MAX_CPU_ISA": ONEDNN[level],
         "MKL_ENABLE_INSTRUCTIONS": "AVX512" if is_512 else "AVX2" if is_2 else "SSE4_2",

@@ -31,6 +31,7 @@ COMPILER_ADVICE = (
     "`xcode-select --install` (macOS)"
 )
 LEVELS = {  # the instructions of each level, in words
+    native.Level.AMX: "AMX: products of matrices of bfloat16 and of 8 bits",
     native.Level.AVX512_BF16: "AVX-512 with products of bfloat16 and of 8 bits",
     native.Level.AVX512_VNNI: "AVX-512 with products of 8 bits",
     native.Level.AVX512: "AVX-512",

@@ -52,6 +52,7 @@ TIMEOUT = 600.0  # seconds: minutes on a machine that is slow and busy
 class Level(Enum):
     """The instruction sets to build for, best first. The value is the level's name in options."""
 
+    AMX = "amx"
     AVX512_BF16 = "avx512_bf16"
     AVX512_VNNI = "avx512_vnni"
     AVX512 = "avx512"
@@ -70,6 +71,7 @@ class Level(Enum):
 
 _V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
 _FLAGS = {
+    Level.AMX: (*_V4, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     Level.AVX512_BF16: (*_V4, "-mavx512bf16", "-mavx512vnni"),
     Level.AVX512_VNNI: (*_V4, "-mavx512vnni"),
     Level.AVX512: _V4,
@@ -84,6 +86,7 @@ _FLAGS = {
 _AVX512 = {"avx512_f", "avx512_bw", "avx512_cd", "avx512_dq", "avx512_vl"}
 _AVX2 = {"avx2", "fma3", "f16c"}
 _NEEDS = {
+    Level.AMX: _AVX512 | {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"},
     Level.AVX512_BF16: _AVX512 | {"avx512_bf16", "avx512_vnni"},
     Level.AVX512_VNNI: _AVX512 | {"avx512_vnni"},
     Level.AVX512: _AVX512,
@@ -114,6 +117,9 @@ def cpu_levels() -> tuple[Level, ...]:
     import torch  # not above: hatch_build.py compiles without torch
 
     has = {name for name, value in torch.cpu.get_capabilities().items() if value}
+    # A process must ask the system for the registers of AMX, and not every sandbox grants them.
+    if _NEEDS[Level.AMX] <= has and not torch.cpu._init_amx():
+        has -= {"amx_tile"}
     return tuple(level for level in levels_of(platform.machine()) if _NEEDS[level] <= has)
 
 

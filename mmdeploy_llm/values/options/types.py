@@ -161,6 +161,7 @@ def _device(value: str) -> str:
 
 
 CpuLevel = Literal[
+    "amx",
     "avx512_bf16",
     "avx512_vnni",
     "avx512",

@@ -33,6 +33,7 @@ class EngineOptions(TypedDict, total=False):
     cpu_affinity: Literal["auto"] | Sequence[int] | None
     cpu_level: (
         Literal[
+            "amx",
             "avx512_bf16",
             "avx512_vnni",
             "avx512",

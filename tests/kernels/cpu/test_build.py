@@ -44,7 +44,9 @@ def test_without_a_compiler(tmp_path, monkeypatch):
 
 AVX2 = "avx2 fma3 f16c"
 AVX512 = f"{AVX2} avx512_f avx512_bw avx512_cd avx512_dq avx512_vl"
+AMX = "amx_tile amx_bf16 amx_int8"
 CAPABILITIES = {  # some of each processor's
+    "Sapphire Rapids": f"{AVX512} avx512_vnni avx512_bf16 avx_vnni {AMX}",
     "Zen 4": f"{AVX512} avx512_vnni avx512_bf16",
     "Ice Lake": f"{AVX512} avx512_vnni",
     "Skylake-X": AVX512,
@@ -57,6 +59,7 @@ CAPABILITIES = {  # some of each processor's
     "Cortex-A72": "neon",
 }
 LEVELS = {
+    "Sapphire Rapids": "amx avx512_bf16 avx512_vnni avx512 avx2_vnni avx2 portable",
     "Zen 4": "avx512_bf16 avx512_vnni avx512 avx2 portable",
     "Ice Lake": "avx512_vnni avx512 avx2 portable",
     "Skylake-X": "avx512 avx2 portable",
@@ -80,10 +83,19 @@ MACHINES = {
 def test_levels_of_processors(processor, monkeypatch):
     has = {name: True for name in CAPABILITIES[processor].split()} | {"avx512_fp16": False}
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
+    monkeypatch.setattr("torch.cpu._init_amx", lambda: True)
     monkeypatch.setattr("platform.machine", lambda: MACHINES.get(processor, "x86_64"))
     assert [level.value for level in cpu_levels()] == LEVELS[processor].split()
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert cpu_levels() == (Level.PORTABLE,)
+
+
+def test_amx_is_left_out_where_the_system_does_not_grant_its_registers(monkeypatch):
+    has = dict.fromkeys(CAPABILITIES["Sapphire Rapids"].split(), True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
+    monkeypatch.setattr("torch.cpu._init_amx", lambda: False)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert cpu_levels()[0] is Level.AVX512_BF16
 
 
 def test_a_level_that_the_processor_lacks(tmp_path, monkeypatch):
@@ -157,7 +169,9 @@ def test_the_driver_calls_the_kernels_as_they_are():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.AVX512_BF16], ids=str)
+@pytest.mark.parametrize(
+    "level", [Level.PORTABLE, Level.AVX2, Level.AVX512_BF16, Level.AMX], ids=str
+)
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
     """All kernels over random shapes, with threads that the sanitizer knows."""

@@ -354,7 +354,15 @@ def test_int4_shows_what_is_not_finite(kernels, value):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
-    [(1, 1, 1), (1, 64, 4), (5, 130, 50), (7, 63, 257), (97, 200, 64), (32, 128, 896)],
+    [
+        (1, 1, 1),
+        (1, 64, 4),
+        (5, 130, 50),
+        (7, 63, 257),
+        (97, 200, 64),
+        (32, 128, 896),
+        (401, 330, 1090),
+    ],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
@@ -401,7 +409,15 @@ def test_integers_of_int8_are_exact(kernels, rows):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
-    [(1, 1, 2), (1, 64, 4), (5, 130, 50), (7, 63, 1030), (200, 200, 64), (32, 128, 896)],
+    [
+        (1, 1, 2),
+        (1, 64, 4),
+        (5, 130, 50),
+        (7, 63, 1030),
+        (200, 200, 64),
+        (32, 128, 896),
+        (401, 330, 1090),
+    ],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear_float(kernels, dtype, rows, n, k, has_bias):
@@ -517,9 +533,9 @@ def a_product(kernels, kind, n, k):
 def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, k):
     """Alone, and among 2 to 33 rows and a block of rows and more."""
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    product, x = a_product(kernels, kind, 130, k), values(200, k, dtype=dtype)
+    product, x = a_product(kernels, kind, 330, k), values(400, k, dtype=dtype)
     alone = torch.cat([product(row) for row in x.split(1)])
-    for num in (*range(2, 34), 191, 192, 193, 200):
+    for num in (*range(2, 34), 191, 192, 193, 385, 400):
         assert torch.equal(product(x[:num]), alone[:num]), num
 
 

@@ -6,7 +6,7 @@
 //
 //     for tiles of keys
 //       for key heads                              packed once for all rows
-//         for strips of 6 rows
+//         for strips of 6 rows                       16 with AMX
 //           scores [rows][keys] = q k^T            products of T, sums of float
 //           weights = exp(scores - running maximum)
 //           out [rows][head_dim] = out * correction + weights v
@@ -31,6 +31,7 @@
 #include <memory>
 #include <vector>
 
+#include "../products/amx.h"
 #include "../products/dot.h"
 #include "../products/numbers.h"
 #include "../products/pack.h"
@@ -48,17 +49,34 @@ constexpr int64_t LANE_KEYS = 2 * BLOCK;  // a tile begins at a multiple, so tha
 static_assert(PART_KEYS % TILE_KEYS == 0 && TILE_KEYS % LANE_KEYS == 0, "chunks have whole tiles");
 constexpr int64_t FEW_ROWS = 64;
 
+// How queries of type T are multiplied: strips of ROWS rows, UNITS units of depth at a time.
+template <typename T>
+struct StripOf {
+    static constexpr int64_t ROWS = STRIP, UNITS = 1;
+    struct Setup {};
+};
+#ifdef MM_HAS_AMX
+template <>
+struct StripOf<bf16> {
+    static constexpr int64_t ROWS = TILE_ROWS_OF_X, UNITS = TILE_UNITS;
+    using Setup = TileSetup;
+};
+#endif
+
 template <typename T>
 struct Scratch {
-    alignas(64) Left<T> q[TILE_ROWS * MAX_HEAD_DIM];
+    // A strip may read and write rows after the last one.
+    static constexpr int64_t ROWS = TILE_ROWS + StripOf<T>::ROWS - 1;
+    alignas(64) Left<T> q[ROWS * MAX_HEAD_DIM];
     alignas(64) T keys[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T values[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T wide[2 * TILE_KEYS * MAX_HEAD_DIM];  // keys and values of fewer bits
-    alignas(64) Left<T> weights[STRIP * TILE_KEYS];
-    alignas(64) float scores[STRIP * TILE_KEYS];
+    alignas(64) Left<T> weights[StripOf<T>::ROWS * TILE_KEYS];
+    alignas(64) float scores[StripOf<T>::ROWS * TILE_KEYS];
     alignas(64) float key_scales[TILE_KEYS];
     alignas(64) float value_scales[TILE_KEYS];
-    alignas(64) float out[TILE_ROWS * MAX_HEAD_DIM];
+    alignas(64) float out[ROWS * MAX_HEAD_DIM];
+    alignas(64) float strip[StripOf<T>::ROWS * MAX_HEAD_DIM];
     alignas(64) float kept[TILE_ROWS * (MAX_HEAD_DIM + 2)];  // of the chunks so far, see fold
     RunningSoftmax softmax[TILE_ROWS];
 };
@@ -132,11 +150,13 @@ class AttentionTask {
           head_rows_(task.num_tokens * group_),
           rows_(task.num_kv_heads * head_rows_),
           columns_(round_up(args.head_dim, BLOCK)),
+          depth_(round_up(args.head_dim, StripOf<T>::UNITS * UNIT_VALUES<T>)),
           own_(scratch<T>()),
           scaling_{args.scale, args.softcap, IS_INT8 ? own_.key_scales : nullptr,
                    IS_INT8 ? own_.value_scales : nullptr} {}
 
     void run() {
+        [[maybe_unused]] const typename StripOf<T>::Setup setup;
         begin();
         for (int64_t first = task_.first; first < task_.end;) {
             const int64_t end = std::min(task_.end, (first / TILE_KEYS + 1) * TILE_KEYS);
@@ -174,9 +194,10 @@ class AttentionTask {
         const T* q = static_cast<const T*>(args_.q);
         for (int64_t row = 0; row < rows_; ++row) {
             const T* from = q + token_of(row) * args_.q_stride + head_of(row) * args_.q_head_stride;
-            Left<T>* to = own_.q + row * args_.head_dim;
+            Left<T>* to = own_.q + row * depth_;
 #pragma omp simd
             for (int64_t c = 0; c < args_.head_dim; ++c) to[c] = convert<Left<T>>(from[c]);
+            std::fill(to + args_.head_dim, to + depth_, Left<T>{});
         }
         clear();
         is_folded_ = false;
@@ -234,9 +255,14 @@ class AttentionTask {
                 own_.value_scales[i] = static_cast<const float*>(args_.value_scales)[at];
             }
         });
-        pack_keys(key_rows, count, args_.head_dim / UNIT_VALUES<T>, own_.keys,
-                  round_up(count, 2 * BLOCK));
+        const int64_t columns = round_up(count, 2 * BLOCK);
+        pack_keys(key_rows, count, args_.head_dim / UNIT_VALUES<T>, own_.keys, columns);
         pack_values(value_rows, count, args_.head_dim, own_.values, columns_);
+        // The units that complete the last step of a product.
+        std::fill(own_.keys + args_.head_dim * columns, own_.keys + depth_ * columns, T{});
+        const int64_t keys = round_up(count, UNIT_VALUES<T>);
+        const int64_t whole = round_up(count, StripOf<T>::UNITS * UNIT_VALUES<T>);
+        std::fill(own_.values + keys * columns_, own_.values + whole * columns_, T{});
     }
 
     // Returns how many values of type C a head has.
@@ -279,7 +305,7 @@ class AttentionTask {
 
     // Adds the tile's keys first .. end to the rows of one key head.
     void add_tile(int64_t row, int64_t first, int64_t end) {
-        const int64_t strips = (head_rows_ + STRIP - 1) / STRIP;
+        const int64_t strips = (head_rows_ + StripOf<T>::ROWS - 1) / StripOf<T>::ROWS;
         for (int64_t strip = 0; strip < strips; ++strip) {
             const int64_t count = even_part(head_rows_, strips, strip);
             add_strip(row, count, first, end);
@@ -295,12 +321,28 @@ class AttentionTask {
         }
         if (least >= end || most <= first) return;
         const int64_t columns = round_up(end - first, 2 * BLOCK);
-        dot<T>(own_.q + row * args_.head_dim, args_.head_dim, own_.keys, columns,
-               args_.head_dim / UNIT_VALUES<T>, own_.scores, columns, count, false);
+        const Left<T>* q = own_.q + row * depth_;
+        multiply(q, depth_, own_.keys, columns, args_.head_dim / UNIT_VALUES<T>, own_.scores, count,
+                 false);
         for (int64_t i = 0; i < count; ++i) weigh(row + i, i, first, end, columns);
         const int64_t units = (end - first + UNIT_VALUES<T> - 1) / UNIT_VALUES<T>;
-        dot<T>(own_.weights, TILE_KEYS, own_.values, columns_, units,
-               own_.out + row * columns_, columns_, count, true);
+        multiply(own_.weights, TILE_KEYS, own_.values, columns_, units, own_.out + row * columns_,
+                 count, true);
+    }
+
+    // out [count][columns] = left * right, or out += left * right.
+    void multiply(const Left<T>* left, int64_t left_stride, const T* right, int64_t columns,
+                  int64_t units, float* out, int64_t count, bool adds) {
+#ifdef MM_HAS_AMX
+        if constexpr (std::is_same_v<T, bf16>) {
+            // Tiles are whole; `out` may have other rows, that are not written, after these.
+            float* to = count == TILE_ROWS_OF_X || !adds ? out : own_.strip;
+            dot_in_tiles(left, left_stride, right, columns, units, out, to, columns, adds);
+            if (to != out) std::memcpy(out, to, count * columns * sizeof(float));
+            return;
+        }
+#endif
+        dot<T>(left, left_stride, right, columns, units, out, columns, count, adds);
     }
 
     void weigh(int64_t row, int64_t place, int64_t first, int64_t end, int64_t columns) {
@@ -378,6 +420,7 @@ class AttentionTask {
     const int64_t head_rows_;  // rows of one key head
     const int64_t rows_;
     const int64_t columns_;
+    const int64_t depth_;  // head_dim, completed by zeros to whole steps of a product
     Scratch<T>& own_;
     const Scaling scaling_;
     bool is_folded_ = false;  // whether own_.kept holds earlier chunks of the keys

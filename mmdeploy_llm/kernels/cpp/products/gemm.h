@@ -5,7 +5,8 @@
 //     for blocks of rows (their x stays in the cache)        both loops
 //       for panels of 64 columns                             in parallel
 //         for chunks of k (their weights stay in the cache)
-//           for strips of 6 rows:  tiles of sums in registers
+//           for strips of 6 rows:  tiles of sums in registers         32 rows with AMX,
+//                                                                     and a task has four panels
 //
 // While the strips of a chunk are computed, the next chunk is prefetched from memory: with few rows
 // a product takes the longer of the two times, not their sum.
@@ -27,6 +28,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "amx.h"
 #include "dot.h"
 #include "hadamard.h"
 #include "numbers.h"
@@ -60,9 +62,10 @@ struct Reading {
     int64_t beside_bytes = 0;
     int64_t unit_bytes = UNIT_BYTES;  // in memory, of a unit of a panel
 
-    // Returns the units of a chunk, so that all are nearly equal and hold whole groups.
-    int64_t chunk(int64_t all, int64_t rows) const {
-        const int64_t largest = rows <= STRIP ? strip_units : units;
+    // Returns the units of a chunk, so that all are nearly equal and hold whole groups. is_strip:
+    // whether all rows are one strip.
+    int64_t chunk(int64_t all, bool is_strip) const {
+        const int64_t largest = is_strip ? strip_units : units;
         const int64_t num = (all + largest - 1) / largest;
         return round_up((all + num - 1) / num, GROUP_UNITS);
     }
@@ -72,6 +75,25 @@ struct Reading {
         for (int64_t i = 0; i < num; i += 64) __builtin_prefetch(own + i, 0, 2);
     }
 };
+
+// How products are cut: a task has ROWS rows and PANELS panels at most, and its rows are strips of MOST
+// at most, which begin at multiples of ALIGNED. A thread has a Setup while it computes one.
+struct Strips {
+    static constexpr int64_t MOST = STRIP, ALIGNED = 1, ROWS = ROW_BLOCK, PANELS = 1;
+    struct Setup {};
+};
+
+#ifdef MM_HAS_AMX
+// Tiles are multiplied faster than memory is read: a chunk of weights is read for more rows, and one of
+// x for several panels.
+struct TileStrips {
+    static constexpr int64_t MOST = 2 * TILE_ROWS_OF_X, ALIGNED = TILE_ROWS_OF_X;
+    static constexpr int64_t ROWS = 2 * ROW_BLOCK, PANELS = 4;
+    using Setup = TileSetup;
+};
+static_assert(ROW_BLOCK % TILE_ROWS_OF_X == 0 && PANEL == COLUMNS, "tiles fit into sums");
+static_assert(GROUP_UNITS == TILE_UNITS, "chunks hold whole tiles");
+#endif
 
 // Calls tile(first column) for the tiles of a panel, each REGISTERS wide. Each prefetches its share of
 // `prefetch`.
@@ -92,43 +114,97 @@ void float_strip(const typename Format::X* x, int64_t x_stride, const char* pane
     });
 }
 
-// Rows of x quantized to int8: values [rows][width] of the format, scales and sums [rows][groups] of
-// the values whose weights are stored as w + 128, and the total of each row, scales included.
+// Rows of x quantized to int8: the values of the format, and for each group their scale and what its
+// integer sums start with, minus 128 times the values whose weights are stored as w + 128; the total of
+// each row, scales included.
 struct QuantizedRows {
     using Value = S8Format::X;
-    int64_t width;
     int64_t groups;
+#ifdef MM_HAS_AMX
+    TiledRows values;
+    static constexpr int64_t LINES = TILE_ROWS_OF_X;  // rows whose groups lie side by side
+#else
     std::vector<Value> values;
+    static constexpr int64_t LINES = 1;
+#endif
+    int64_t width;
     std::vector<float> scales;
-    std::vector<int32_t> sums;
+    std::vector<int32_t> starts;
     std::vector<float> totals;
 
+#ifdef MM_HAS_AMX
     QuantizedRows(int64_t rows, int64_t k)
-        : width((k + 3) / 4 * 4),
-          groups((k + GROUP - 1) / GROUP),
-          values(rows * width),
+        : groups((k + GROUP - 1) / GROUP),
+          values(rows, groups * GROUP_UNITS),
+          width(TILE_ROW_BYTES),
+          scales(round_up(rows, LINES) * groups),
+          starts(scales.size()),
+          totals(rows) {
+        values.fill_up();
+    }
+    Value* at(int64_t row, int64_t group) {
+        return reinterpret_cast<Value*>(values.at(row, group));
+    }
+#else
+    QuantizedRows(int64_t rows, int64_t k)
+        : groups((k + GROUP - 1) / GROUP),
+          values(rows * round_up(k, 4)),
+          width(round_up(k, 4)),
           scales(rows * groups),
-          sums(rows * groups),
+          starts(scales.size()),
           totals(rows) {}
+    Value* at(int64_t row, int64_t group) { return values.data() + row * width + group * GROUP; }
+#endif
+    // Where the scale and the start of a group are. Those of the next row are `row_step` further.
+    int64_t place(int64_t row, int64_t group) const {
+        return (row / LINES * groups + group) * LINES + row % LINES;
+    }
+    int64_t row_step() const { return LINES == 1 ? groups : 1; }
 };
 
 // sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
 // groups except at the end.
 template <int ROWS>
-void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* panel, int64_t units,
+void s8_strip(QuantizedRows& x, int64_t row, int64_t unit, const char* panel, int64_t units,
               Prefetch prefetch, float* sums, bool adds) {
-    const QuantizedRows::Value* values = x.values.data() + row * x.width + unit * 4;
     for_tiles<s8_tile_registers(ROWS)>(prefetch, [&](int64_t column) {
         for (int64_t done = 0; done < units; done += GROUP_UNITS) {
             const int64_t count = std::min(GROUP_UNITS, units - done);
-            const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
+            const int64_t group = (unit + done) / GROUP_UNITS, place = x.place(row, group);
             s8_tile<ROWS, s8_tile_registers(ROWS)>(
-                values + done * 4, x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
-                x.sums.data() + group, x.scales.data() + group, x.groups, prefetch, sums + column,
-                PANEL, adds || done > 0);
+                x.at(row, group), x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
+                x.starts.data() + place, x.scales.data() + place, x.row_step(), prefetch,
+                sums + column, PANEL, adds || done > 0);
         }
     });
 }
+
+#ifdef MM_HAS_AMX
+
+// The same in tiles, with the same bits: for more rows than one strip of registers.
+inline void s8_tiled_strip(int64_t rows, QuantizedRows& x, int64_t row, int64_t unit,
+                           const char* panel, int64_t units, Prefetch prefetch, float* sums,
+                           bool adds) {
+    const LastUnits last(panel, units);
+    const int64_t steps = units / TILE_UNITS, tiles = (rows + TILE_ROWS_OF_X - 1) / TILE_ROWS_OF_X;
+    const int64_t times = tiles * (COLUMNS / 16);
+    prefetch.num = (prefetch.num + times - 1) / times;
+    for (int64_t column = 0; column < COLUMNS; column += 16) {
+        for (int64_t first = 0; first < rows; first += TILE_ROWS_OF_X) {
+            const auto add = [&](int64_t group, const char* weights, int64_t num, bool adds_own) {
+                const int64_t place = x.place(row + first, group);
+                s8_tiles(x.values.at(row + first, group), weights + column * 4, num,
+                         x.scales.data() + place, x.starts.data() + place, prefetch,
+                         sums + first * PANEL + column, adds_own);
+            };
+            const int64_t group = unit / GROUP_UNITS;
+            if (steps > 0) add(group, panel, steps, adds);
+            if (last.exist()) add(group + steps, last.at(), 1, adds || steps > 0);
+        }
+    }
+}
+
+#endif
 
 // The weights of the product that comes next; null when it is not known.
 struct Next {
@@ -148,47 +224,75 @@ inline Prefetch prefetch_of(const char* next, int64_t next_bytes, int64_t strip,
 }
 
 // Multiplies all rows by all panels of `packed`.
-// strip(ROWS, row, unit, weights of the chunk, units, prefetch, sums, adds): computes the sums
-// [rows][64], or adds to them.
+// strip(rows, row, unit, weights of the chunk, units, prefetch, sums, adds): computes the sums
+// [rows][64], or adds to them. With Strips, rows are a constant.
 // write(row, first column, sums of the row, number of columns): stores them.
-template <typename Strip, typename Write>
+template <typename Cut = Strips, typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
               const Next& next_product, const Strip& strip, const Write& write,
               const Reading& reading = {}) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
-    const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int64_t tasks = panels * blocks, chunk = reading.chunk(units, rows);
+    const int64_t blocks = (rows + Cut::ROWS - 1) / Cut::ROWS;
+    int64_t most_panels = rows <= Cut::MOST ? 1 : Cut::PANELS;
+    const auto num_groups = [&] { return (panels + most_panels - 1) / most_panels; };
+    while (most_panels > 1 && num_groups() * blocks < 4 * num_threads) most_panels /= 2;
+    const int64_t groups = num_groups(), tasks = groups * blocks;
+    const int64_t chunk = reading.chunk(units, rows <= Cut::MOST);
+    const int64_t panel_bytes = units * reading.unit_bytes;
     const char* weights = static_cast<const char*>(packed);
     parallel_with_next(tasks, num_threads, [&](int64_t task, int64_t next_task) {
-        const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
-        const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
-        const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
+        const int64_t panel = task % groups * most_panels, first_row = task / groups * Cut::ROWS;
+        const int64_t num_panels = std::min(most_panels, panels - panel);
+        const int64_t num_rows = std::min(Cut::ROWS, rows - first_row);
+        const int64_t num_strips = (num_rows + Cut::MOST - 1) / Cut::MOST;
+        [[maybe_unused]] const typename Cut::Setup setup;
         const int64_t every = num_strips == 1 ? reading.strip_every : PREFETCH_UNITS;
-        if (num_strips == 1 && next_task < tasks) reading.prefetch_beside(next_task % panels);
-        const char* own = weights + panel * units * reading.unit_bytes;
-        const char* after = weights + next_task % panels * units * reading.unit_bytes;
+        const int64_t next_panel = next_task % groups * most_panels;
+        if (num_strips == 1 && next_task < tasks) reading.prefetch_beside(next_panel);
+        const char* after = weights + next_panel * panel_bytes;
         if (next_task >= tasks) {
             after = next_product.weights;
             if (after != nullptr) after += (next_task - tasks) * next_product.panel_bytes;
         }
-        alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
-        for (int64_t unit = 0; unit < units; unit += chunk) {
+        alignas(64) static thread_local float sums[Cut::PANELS * Cut::ROWS * PANEL];
+        for (int64_t unit = 0, i = 0; unit < units;) {  // panel i of the task
             const int64_t count = std::min(chunk, units - unit), end = unit + count;
-            const char* part = own + unit * reading.unit_bytes;
-            const char* next = end < units ? own + end * reading.unit_bytes : after;
-            const int64_t next_count = std::min(chunk, end < units ? units - end : units);
-            for (int64_t i = 0; i < num_strips; ++i) {  // nearly equal strips of at most 6 rows
-                const int64_t row = num_rows * i / num_strips;
-                with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
-                    strip(num, first_row + row, unit, part, count,
-                          prefetch_of(next, next_count * reading.unit_bytes, i, num_strips, count, every),
-                          sums + row * PANEL, unit > 0);
-                });
+            const char* part = weights + (panel + i) * panel_bytes + unit * reading.unit_bytes;
+            const bool is_last = i + 1 == num_panels;
+            const char* next = part + panel_bytes;
+            int64_t next_count = count;
+            if (is_last && end < units) {
+                next = weights + panel * panel_bytes + end * reading.unit_bytes;
+                next_count = std::min(chunk, units - end);
+            } else if (is_last) {
+                next = after;
+                next_count = std::min(chunk, units);
             }
-        }
-        const int64_t first = panel * PANEL, num = std::min(PANEL, n - first);
-        for (int64_t row = 0; row < num_rows; ++row) {
-            write(first_row + row, first, sums + row * PANEL, num);
+            float* own_sums = sums + i * Cut::ROWS * PANEL;
+            for (int64_t strip_index = 0, row = 0; strip_index < num_strips; ++strip_index) {
+                // Nearly equal strips.
+                const int64_t until =
+                    round_up(num_rows * (strip_index + 1) / num_strips, Cut::ALIGNED);
+                const int64_t own_rows = std::min(until, num_rows) - row;
+                const auto own_strip = [&](auto num) {
+                    strip(num, first_row + row, unit, part, count,
+                          prefetch_of(next, next_count * reading.unit_bytes, strip_index, num_strips,
+                                      count, every),
+                          own_sums + row * PANEL, unit > 0);
+                };
+                if constexpr (std::is_same_v<Cut, Strips>) {
+                    with_rows(own_rows, own_strip);
+                } else {
+                    own_strip(own_rows);
+                }
+                const int64_t first = (panel + i) * PANEL, num = std::min(PANEL, n - first);
+                for (int64_t r = row; end == units && r < row + own_rows; ++r) {
+                    write(first_row + r, first, own_sums + r * PANEL, num);
+                }
+                row += own_rows;
+            }
+            i = is_last ? 0 : i + 1;
+            if (is_last) unit = end;
         }
     });
 }
@@ -307,16 +411,38 @@ template <typename Format, typename T>
 void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, const Result<T>& out,
             int64_t rows, int64_t n, int64_t k, int num_threads, const Next& next = {}) {
     constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(typename Format::X);  // of a unit
+    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+        out.at(row * n + first, [&](auto* to) {
+            write_row(to, sums, bias == nullptr ? nullptr : bias + first, num);
+        });
+    };
+#ifdef MM_HAS_AMX
+    if constexpr (std::is_same_v<T, bf16>) {
+        TiledRows tiled(rows, k / VALUES);
+        parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                tiled.copy(row, x + row * x_stride, k * int64_t(sizeof(bf16)));
+            }
+        });
+        tiled.fill_up();
+        const auto tiles = [&](int64_t num, int64_t row, int64_t unit, const char* part,
+                               int64_t count, Prefetch prefetch, float* sums, bool adds) {
+            const char* own_x = tiled.at(row, unit / TILE_UNITS);
+            if (num <= TILE_ROWS_OF_X) {
+                bf16_tiles(own_x, part, count, prefetch, sums, adds);
+            } else {
+                prefetch.num = (prefetch.num + 1) / 2;
+                bf16_tile_pairs(own_x, tiled.stride(), part, count, prefetch, sums, adds);
+            }
+        };
+        return multiply<TileStrips>(packed, rows, n, k / VALUES, num_threads, next, tiles, write);
+    }
+#endif
     const RowsOf<typename Format::X, T> own(x, x_stride, rows, k, num_threads);
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Prefetch prefetch, float* sums, bool adds) {
         float_strip<Format, num>(own.values + row * own.stride + unit * VALUES, own.stride,
                                  part, count, prefetch, sums, adds);
-    };
-    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        out.at(row * n + first, [&](auto* to) {
-            write_row(to, sums, bias == nullptr ? nullptr : bias + first, num);
-        });
     };
     multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
 }
@@ -412,8 +538,8 @@ MM_INLINE float quantize_rotated(const T* x, int64_t count, int8_t* out) {
     return quantize(rotated, count, out) + none;
 }
 
-// Quantizes `count` values of x, rotated, one group at most, to the format's type. Returns the sum of
-// those whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
+// Quantizes `count` values of x, rotated, one group at most, to the format's type. Returns what integer
+// sums start with, and adds the sum of all, times the scale, to `total`.
 template <typename T, typename Value>
 MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale,
                                  float* total) {
@@ -424,16 +550,20 @@ MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float
     *scale = quantize_rotated(x, count, rounded);
     *total += *scale * float(sum_of_each<1>(rounded, count));
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
-    return sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
+    return -S8Format::EXCESS * sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
 }
 
 template <typename T>
 void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
     for (int64_t group = 0; group < out.groups; ++group) {
-        const int64_t first = group * GROUP, at = row * out.groups + group;
-        out.sums[at] = quantize_group(x + first, std::min(GROUP, k - first),
-                                      out.values.data() + row * out.width + first,
-                                      out.scales.data() + at, out.totals.data() + row);
+        const int64_t first = group * GROUP, at = out.place(row, group);
+        const int64_t count = std::min(GROUP, k - first);
+        QuantizedRows::Value* values = out.at(row, group);
+#ifdef MM_HAS_AMX
+        if (count < GROUP) std::memset(values, 0, GROUP);
+#endif
+        out.starts[at] = quantize_group(x + first, count, values, out.scales.data() + at,
+                                      out.totals.data() + row);
     }
 }
 
@@ -487,7 +617,7 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
             quantize_groups(x + row * x_stride, k, row, quantized);
         }
     });
-    const int64_t units = quantized.width / 4;
+    const int64_t units = (k + 3) / 4;
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Prefetch prefetch, float* sums, bool adds) {
         s8_strip<num>(quantized, row, unit, part, count, prefetch, sums, adds);
@@ -504,6 +634,15 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
             }
         });
     };
+#ifdef MM_HAS_AMX
+    if (rows > STRIP) {
+        const auto tiles = [&](int64_t num, int64_t row, int64_t unit, const char* part,
+                               int64_t count, Prefetch prefetch, float* sums, bool adds) {
+            s8_tiled_strip(num, quantized, row, unit, part, count, prefetch, sums, adds);
+        };
+        return multiply<TileStrips>(packed, rows, n, units, num_threads, next, tiles, write);
+    }
+#endif
     multiply(packed, rows, n, units, num_threads, next, strip, write);
 }
 

@@ -270,21 +270,19 @@ __attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x
     }
 }
 
-// The same for integers of at most one group, each row times its scale. row_sums, scales: point to
-// the first row's group; the next row's is `groups` further. row_sums are those of the values whose
-// weights are stored as w + 128.
+// The same for integers of at most one group, each row times its scale. starts, scales: point to the
+// first row's group; the next row's is `groups` further. starts: what the integers are added to.
 template <int ROWS, int NUM>
 __attribute__((noinline)) void s8_tile(const S8Format::X* x, int64_t x_stride,
                                        const void* weights, int64_t columns, int64_t units,
-                                       const int32_t* row_sums, const float* scales, int64_t groups,
+                                       const int32_t* starts, const float* scales, int64_t groups,
                                        Prefetch& prefetch, float* out, int64_t out_stride, bool adds) {
     Ints sums[ROWS][NUM];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-        const int32_t sum = -S8Format::EXCESS * row_sums[r * groups];
-        const Ints excess = splat(&sum);
+        const Ints start = splat(starts + r * groups);
 #pragma GCC unroll 8
-        for (int b = 0; b < NUM; ++b) sums[r][b] = excess;
+        for (int b = 0; b < NUM; ++b) sums[r][b] = start;
     }
     add_units<S8Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
 #pragma GCC unroll 8

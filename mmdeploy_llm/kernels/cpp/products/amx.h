@@ -1,0 +1,310 @@
+// Products in the tiles of AMX: eight registers of 16 rows of 64 bytes. One instruction multiplies 16
+// rows of x, 64 bytes of each, by 16 units of 16 columns of a panel, and adds to 16 x 16 sums:
+//
+//     tiles 4, 5: x [16 rows][16 units]     tiles 6, 7: weights [16 units][16 columns]
+//     tiles 0 to 3: sums [16 rows][16 columns], floats or integers of 32 bits
+//
+// x is copied into such tiles first, with zeros where its rows or its columns end. Tiles are always
+// full: then one setup of a thread serves every product, and a row alone waits for memory anyway.
+//
+// The products of bf16 at even places of 32 columns are summed apart from those at odd places; both
+// sums are then added, and that to the sum so far (TDPBF16PS in Intel's manual). So the order of a
+// row's sums depends neither on other rows nor on the chunks of k. Subnormal values and sums are 0.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include "tiles.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define MM_HAS_AMX 1
+
+namespace mm {
+
+constexpr int64_t TILE_ROWS_OF_X = 16, TILE_UNITS = 16;
+constexpr int64_t TILE_BYTES = 1024, TILE_ROW_BYTES = 64;
+constexpr int64_t COLUMNS = 64;  // of a panel
+constexpr int64_t COLUMN_BYTES = COLUMNS * 4;  // of a unit of a panel, and of a row of sums
+
+// Sets up this thread's tiles, and at its end sets them up as they were: torch's own products use them
+// too.
+class TileSetup {
+   public:
+    TileSetup() {
+        _tile_storeconfig(&before_);
+        asm volatile("" ::: "memory");
+        static constexpr Shapes OWN;
+        _tile_loadconfig(&OWN);
+    }
+    ~TileSetup() {
+        asm volatile("" ::: "memory");
+        _tile_loadconfig(&before_);
+    }
+    TileSetup(const TileSetup&) = delete;
+    TileSetup& operator=(const TileSetup&) = delete;
+
+   private:
+    struct alignas(64) Shapes {
+        uint8_t palette = 1;
+        uint8_t start_row = 0;
+        uint8_t reserved[14] = {};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    };
+    Shapes before_;
+};
+
+// x [rows][units] of four bytes as tiles [rows / 16][units / 16][16][16].
+class TiledRows {
+   public:
+    TiledRows(int64_t rows, int64_t units)
+        : steps_((units + TILE_UNITS - 1) / TILE_UNITS),
+          bytes_(new char[(rows + TILE_ROWS_OF_X - 1) / TILE_ROWS_OF_X * steps_ * TILE_BYTES]),
+          padding_begins_(rows) {}
+
+    // Returns where the 64 bytes of a row are that step `step` multiplies.
+    char* at(int64_t row, int64_t step) const {
+        return bytes_.get() + (row / TILE_ROWS_OF_X * steps_ + step) * TILE_BYTES +
+               row % TILE_ROWS_OF_X * TILE_ROW_BYTES;
+    }
+
+    // From the tiles of some rows to those of the next 16.
+    int64_t stride() const { return steps_ * TILE_BYTES; }
+
+    // Copies a row of `bytes`, and writes zeros after it.
+    void copy(int64_t row, const void* from, int64_t bytes) {
+        const char* values = static_cast<const char*>(from);
+        for (int64_t step = 0; step < steps_; ++step) {
+            const int64_t done = step * TILE_ROW_BYTES;
+            put(at(row, step), values + done, std::min(TILE_ROW_BYTES, bytes - done));
+        }
+    }
+
+    // Writes zeros into the rows that fill the last tiles.
+    void fill_up() {
+        for (int64_t row = padding_begins_; row % TILE_ROWS_OF_X != 0; ++row) copy(row, nullptr, 0);
+    }
+
+   private:
+    static void put(char* to, const char* from, int64_t bytes) {
+        if (bytes >= TILE_ROW_BYTES) {
+            std::memcpy(to, from, TILE_ROW_BYTES);
+        } else {
+            std::memset(to, 0, TILE_ROW_BYTES);
+            if (bytes > 0) std::memcpy(to, from, bytes);
+        }
+    }
+
+    int64_t steps_;
+    std::unique_ptr<char[]> bytes_;
+    int64_t padding_begins_;
+};
+
+// Prefetches its share with every step of 16 units.
+MM_INLINE void prefetch_of_step(Prefetch& prefetch) {
+    prefetch.next(std::max<int64_t>(TILE_UNITS / prefetch.every, 1));
+}
+
+// The units of a chunk of a panel after its last whole step, completed by zeros: others, or nothing, may
+// lie after them.
+class LastUnits {
+   public:
+    LastUnits(const char* panel, int64_t units) : num_(units % TILE_UNITS) {
+        if (num_ == 0) return;
+        std::memcpy(units_, panel + (units - num_) * COLUMN_BYTES, num_ * COLUMN_BYTES);
+        std::memset(units_ + num_ * COLUMN_BYTES, 0, (TILE_UNITS - num_) * COLUMN_BYTES);
+        asm volatile("" ::: "memory");
+    }
+    bool exist() const { return num_ != 0; }
+    const char* at() const { return units_; }
+
+   private:
+    int64_t num_;
+    alignas(64) char units_[TILE_UNITS * COLUMN_BYTES];
+};
+
+// Calls run(step, units of the step in memory) for the steps of a chunk of a panel.
+template <typename Run>
+MM_INLINE void for_steps(const char* panel, int64_t units, const Run& run) {
+    const int64_t whole = units / TILE_UNITS;
+    for (int64_t step = 0; step < whole; ++step) {
+        run(step, panel + step * TILE_UNITS * COLUMN_BYTES);
+    }
+    if (const LastUnits last(panel, units); last.exist()) run(whole, last.at());
+}
+
+// sums [16][64] = a tile's rows of x times a chunk of a panel, or plus that. x: their first step of it.
+inline void bf16_tiles(const char* x, const char* panel, int64_t units, Prefetch& prefetch,
+                       float* sums, bool adds) {
+    if (adds) {
+        _tile_loadd(0, sums, COLUMN_BYTES);
+        _tile_loadd(1, sums + 16, COLUMN_BYTES);
+        _tile_loadd(2, sums + 32, COLUMN_BYTES);
+        _tile_loadd(3, sums + 48, COLUMN_BYTES);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for_steps(panel, units, [&](int64_t step, const char* weights) {
+        prefetch_of_step(prefetch);
+        _tile_loadd(4, x + step * TILE_BYTES, TILE_ROW_BYTES);
+        _tile_loadd(6, weights, COLUMN_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, weights + 64, COLUMN_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(6, weights + 128, COLUMN_BYTES);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, weights + 192, COLUMN_BYTES);
+        _tile_dpbf16ps(3, 4, 7);
+    });
+    _tile_stored(0, sums, COLUMN_BYTES);
+    _tile_stored(1, sums + 16, COLUMN_BYTES);
+    _tile_stored(2, sums + 32, COLUMN_BYTES);
+    _tile_stored(3, sums + 48, COLUMN_BYTES);
+}
+
+// The same for the rows of two tiles, sums [32][64]: half of the columns at a time, each tile of which
+// is read for both. x_stride: from tile to tile, in bytes.
+inline void bf16_tile_pairs(const char* x, int64_t x_stride, const char* panel, int64_t units,
+                            Prefetch& prefetch, float* sums, bool adds) {
+    for (int64_t column = 0; column < COLUMNS; column += 32) {
+        float *upper = sums + column, *lower = upper + TILE_ROWS_OF_X * COLUMNS;
+        if (adds) {
+            _tile_loadd(0, upper, COLUMN_BYTES);
+            _tile_loadd(1, upper + 16, COLUMN_BYTES);
+            _tile_loadd(2, lower, COLUMN_BYTES);
+            _tile_loadd(3, lower + 16, COLUMN_BYTES);
+        } else {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for_steps(panel, units, [&](int64_t step, const char* weights) {
+            prefetch_of_step(prefetch);
+            const char *own = x + step * TILE_BYTES, *at = weights + column * 4;
+            _tile_loadd(4, own, TILE_ROW_BYTES);
+            _tile_loadd(6, at, COLUMN_BYTES);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, at + 64, COLUMN_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, own + x_stride, TILE_ROW_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        });
+        _tile_stored(0, upper, COLUMN_BYTES);
+        _tile_stored(1, upper + 16, COLUMN_BYTES);
+        _tile_stored(2, lower, COLUMN_BYTES);
+        _tile_stored(3, lower + 16, COLUMN_BYTES);
+    }
+}
+
+// sums [16 rows][16 of 64 columns] = scale * (start + a tile's rows of signed bytes times units of
+// unsigned bytes), or plus that, group by group of 64 values. x: the first step; panel: the first of the
+// columns; scales, starts: [steps][16 rows].
+inline void s8_tiles(const char* x, const char* panel, int64_t steps, const float* scales,
+                     const int32_t* starts, Prefetch& prefetch, float* sums, bool adds) {
+    alignas(64) int32_t products[2][TILE_ROWS_OF_X * 16];
+    Floats all[TILE_ROWS_OF_X];
+#pragma GCC unroll 16
+    for (int r = 0; r < TILE_ROWS_OF_X; ++r) {
+        all[r] = adds ? load_lanes<Floats>(sums + r * COLUMNS) : Floats{};
+    }
+    const auto start = [&](int64_t step) {
+        _tile_zero(0);
+        _tile_loadd(4, x + step * TILE_BYTES, TILE_ROW_BYTES);
+        _tile_loadd(6, panel + step * TILE_UNITS * COLUMN_BYTES, COLUMN_BYTES);
+        _tile_dpbsud(0, 4, 6);
+        _tile_stored(0, products[step % 2], TILE_ROW_BYTES);
+        asm volatile("" ::: "memory");
+    };
+    start(0);
+    for (int64_t step = 0; step < steps; ++step) {
+        prefetch_of_step(prefetch);
+        if (step + 1 < steps) start(step + 1);  // is computed while that of `step` is added
+        const int32_t* own = products[step % 2];
+#pragma GCC unroll 16
+        for (int r = 0; r < TILE_ROWS_OF_X; ++r) {
+            const Ints sum = load_lanes<Ints>(own + r * 16) + splat(starts + r);
+            all[r] = multiply_add(to_floats(sum), (Floats)splat(scales + r), all[r]);
+        }
+        scales += TILE_ROWS_OF_X;
+        starts += TILE_ROWS_OF_X;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < TILE_ROWS_OF_X; ++r) store_lanes(sums + r * COLUMNS, all[r]);
+}
+
+// Computes NUM tiles of 16 columns of: out [16][columns] = left [16][units] * right [units][columns], or
+// plus out; written to `to`. Strides are in bytes.
+template <int NUM>
+MM_INLINE void dot_of_tiles(const char* left, int64_t left_stride, const char* right,
+                            int64_t right_stride, int64_t steps, const float* out, float* to,
+                            int64_t out_stride, bool adds) {
+    if (adds) {
+        _tile_loadd(0, out, out_stride);
+        if constexpr (NUM > 1) _tile_loadd(1, out + 16, out_stride);
+        if constexpr (NUM > 2) _tile_loadd(2, out + 32, out_stride);
+        if constexpr (NUM > 3) _tile_loadd(3, out + 48, out_stride);
+    } else {
+        _tile_zero(0);
+        if constexpr (NUM > 1) _tile_zero(1);
+        if constexpr (NUM > 2) _tile_zero(2);
+        if constexpr (NUM > 3) _tile_zero(3);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+        _tile_loadd(4, left, left_stride);
+        _tile_loadd(6, right, right_stride);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (NUM > 1) {
+            _tile_loadd(7, right + 64, right_stride);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if constexpr (NUM > 2) {
+            _tile_loadd(6, right + 128, right_stride);
+            _tile_dpbf16ps(2, 4, 6);
+        }
+        if constexpr (NUM > 3) {
+            _tile_loadd(7, right + 192, right_stride);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        left += TILE_ROW_BYTES;
+        right += TILE_UNITS * right_stride;
+    }
+    _tile_stored(0, to, out_stride);
+    if constexpr (NUM > 1) _tile_stored(1, to + 16, out_stride);
+    if constexpr (NUM > 2) _tile_stored(2, to + 32, out_stride);
+    if constexpr (NUM > 3) _tile_stored(3, to + 48, out_stride);
+}
+
+// The same for all columns, a multiple of 16. `units` are completed to steps of 16: there the values of
+// left or right are 0 and those of the other side finite. Strides are in values.
+inline void dot_in_tiles(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
+                         int64_t units, const float* out, float* to, int64_t out_stride, bool adds) {
+    const int64_t steps = (units + TILE_UNITS - 1) / TILE_UNITS;
+    asm volatile("" ::: "memory");
+    for (int64_t column = 0; column < columns; column += 64) {
+        const auto run = [&](auto num) {
+            dot_of_tiles<num>(reinterpret_cast<const char*>(left), left_stride * 2,
+                              reinterpret_cast<const char*>(right + column * 2), columns * 4, steps,
+                              out + column, to + column, out_stride * 4, adds);
+        };
+        switch (std::min<int64_t>(columns - column, 64) / 16) {
+            case 1: run(std::integral_constant<int, 1>()); break;
+            case 2: run(std::integral_constant<int, 2>()); break;
+            case 3: run(std::integral_constant<int, 3>()); break;
+            default: run(std::integral_constant<int, 4>());
+        }
+    }
+    asm volatile("" ::: "memory");
+}
+
+}  // namespace mm
+
+#endif

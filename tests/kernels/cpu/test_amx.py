@@ -1,0 +1,69 @@
+"""Products in the tiles of AMX beside those in registers, and beside torch's own tiles."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmdeploy_llm.kernels.cpu import CpuKernels, Level, cpu_levels
+
+if Level.AMX not in cpu_levels():
+    pytest.skip("this processor has no AMX", allow_module_level=True)
+
+
+def values(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture(scope="session")
+def in_tiles(build_kernels):
+    return CpuKernels(build_kernels(Level.AMX))
+
+
+@pytest.fixture(scope="session")
+def in_registers(build_kernels):
+    return CpuKernels(build_kernels(Level.AVX512_BF16))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [4, 64, 200, 1090, 2500])
+@pytest.mark.parametrize("rows", [1, 6, 7, 16, 17, 40, 401])
+def test_int8_has_the_bits_of_registers(in_tiles, in_registers, rows, k):
+    """Sums of integers are exact, and those of groups are added in the same order."""
+    x, weight = values(rows, k), values(330, k, seed=1)
+    found, expected = (
+        kernels.pack(weight.clone(), "int8").product(x, None)
+        for kernels in (in_tiles, in_registers)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_tiles_of_torch_stay_as_they_were(in_tiles, threads):
+    """Torch's products and its attention set up tiles of other shapes, on the same threads."""
+    torch.set_num_threads(threads)
+    x, weight, q = values(70, 96), values(130, 96, seed=1), values(1, 4, 70, 48, seed=2)
+    packed = in_tiles.pack(weight.clone(), None)
+
+    def by_torch():
+        attended = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return F.linear(x, weight), F.linear(x[:3], weight[:5]), attended
+
+    before, own = by_torch(), packed.product(x, None)
+    for _ in range(5):
+        assert torch.equal(packed.product(x, None), own)
+        for found, expected in zip(by_torch(), before, strict=True):
+            assert torch.equal(found, expected)
+    torch.testing.assert_close(own, F.linear(x.float(), weight.float()).bfloat16())
+
+
+def test_rows_that_are_no_numbers_leave_the_others_alone(in_tiles):
+    """Tiles are whole: a row of NaN lies in one tile with others, and a panel ends within one."""
+    x, weight = values(20, 70), values(70, 70, seed=1)
+    packed = in_tiles.pack(weight.clone(), None)
+    expected = packed.product(x, None)
+    x[5], x[17, 3] = torch.nan, torch.inf
+    found = packed.product(x, None)
+    others = [row for row in range(20) if row not in (5, 17)]
+    assert torch.equal(found[others], expected[others])
+    assert found[5].isnan().all()
+    assert not found[17].isfinite().any()
