@@ -121,7 +121,7 @@ struct PairsOfCodes : PlainCodes {
     }
 };
 
-#if defined(MM_HAS_BF16_DOT) && MM_VECTOR_BYTES == 64
+#if defined(MM_HAS_FAST_BF16_DOT) && MM_VECTOR_BYTES == 64
 template <int BITS>
 struct Bf16Codes : PairsOfCodes<BITS> {
     using X = bf16;
@@ -168,7 +168,7 @@ struct Bf16Float8s : Bf16Codes<8> {
             _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     }
 };
-#elif defined(MM_HAS_BF16_DOT)
+#elif defined(MM_HAS_FAST_BF16_DOT)
 template <int BITS>
 struct Bf16Codes : PairsOfCodes<BITS> {
     using X = bf16;

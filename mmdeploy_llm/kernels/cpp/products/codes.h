@@ -92,7 +92,7 @@ constexpr int64_t UNPACKED_ROWS<S8Codes<4>> = NEVER;
 template <int BITS>
 constexpr int64_t UNPACKED_ROWS<FloatCodes<BITS>> = NEVER;
 #endif
-#if defined(MM_HAS_BF16_DOT) && MM_VECTOR_BYTES == 64
+#if defined(MM_HAS_FAST_BF16_DOT) && MM_VECTOR_BYTES == 64
 template <int BITS>
 constexpr int64_t UNPACKED_ROWS<Bf16Codes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP;
 #endif

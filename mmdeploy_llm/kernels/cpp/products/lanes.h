@@ -2,6 +2,7 @@
 // the compiler's own vectors do not express.
 //
 //     level                         register   float32   bf16 pairs   int8 quadruples
+//     AVX-512 with AMX              64 bytes   fma       tiles, see amx.h, which have s8 products too
 //     AVX-512 with bf16 and VNNI    64 bytes   fma       vdpbf16ps    vpdpbusd
 //     AVX-512                       64 bytes   fma       widened      vpdpbusd, else vpmaddwd
 //     AVX2                          32 bytes   fma       widened      vpdpbusd, else vpmaddwd
@@ -38,6 +39,12 @@
 #define MM_HAS_BF16_DOT 1
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define MM_HAS_BF16_DOT 1
+#endif
+
+// Intel's processors take as long for VDPBF16PS as for FMAs of as many floats, or longer. Those with AMX
+// multiply bf16 in its tiles, and codes as floats.
+#if defined(MM_HAS_BF16_DOT) && !defined(__AMX_BF16__)
+#define MM_HAS_FAST_BF16_DOT 1
 #endif
 
 #if MM_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
