@@ -275,8 +275,8 @@ def _machine(llm: LLM, settings: BenchSettings) -> Machine:
     kernels = level = None
     if is_cpu and settings.options.get("native_kernels") is not False:
         try:
-            level = settings.options.get("cpu_level") or native.cpu_levels()[0].value
-            kernels = native.load(level=level)
+            kernels = native.load(level=settings.options.get("cpu_level"))
+            level = kernels.level and kernels.level.value
         except native.BuildError:  # the engine has logged a warning and runs without them too
             kernels = level = None
     device = torch.device(llm.runtime.device)

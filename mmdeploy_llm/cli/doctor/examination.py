@@ -166,7 +166,6 @@ def _cpu_name() -> str:
 
 def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
     """Builds and loads the C++ kernels. Returns them, or None, with what was found."""
-    level, *others = native.cpu_levels()
     try:
         kernels = native.load()
     except native.BuildError as error:
@@ -174,6 +173,10 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
         has_none = isinstance(error, native.NoCompilerError)
         advice = COMPILER_ADVICE if has_none else "mend what the message names"
         return None, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=advice)
+    level = kernels.level
+    assert level is not None
+    levels = native.cpu_levels()
+    others = levels[levels.index(level) + 1 :]
     origin = "built on this machine" if native.find_prebuilt(level) is None else "of the wheel"
     text = f"{origin}, for the level {level.value} ({LEVELS[level]})"
     text += "".join(f", or by cpu_level={other.value!r}" for other in others[:1])

@@ -103,6 +103,10 @@ class NoCompilerError(BuildError):
     """Raised when there is no C++ compiler."""
 
 
+class CompilerError(BuildError):
+    """Raised when the compiler fails, as one that is older than a level's instructions does."""
+
+
 def levels_of(machine: str) -> tuple[Level, ...]:
     """Returns the levels of processors of an architecture, best first. machine: its name, as
     platform.machine gives it."""
@@ -204,7 +208,7 @@ def _run(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} did not run: {error}") from error
     if done.returncode:
-        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+        raise CompilerError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
 
 
 def _digest(command: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -17,7 +18,7 @@ from mmdeploy_llm.hooks.objects.attention import VisibleKeys
 from mmdeploy_llm.kernels.plain import ROTATED_VALUES, ActivationName
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
-from .build import Level, build, cpu_levels
+from .build import CompilerError, Level, build, cpu_levels
 from .draws import Draws
 from .low_rank import LowRankProducts
 from .mixtures import Mixtures
@@ -338,27 +339,45 @@ def load(
     fixed_order: bool = False,
     formats: Mapping[str, WeightFormat] = FORMATS,
 ) -> CpuKernels:
-    """Loads the kernels for `level` (default: the best one of this processor): those of the wheel
-    where it has some for these sources, else those that are built on first use into `cache`
-    (default: a folder in the user's home; a cache that is given is always used). Raises BuildError
-    when they cannot be built or loaded, or when the processor cannot execute them. fixed_order,
-    formats: see Library."""
+    """Loads the kernels for `level` (default: the best one that this processor executes and the
+    compiler knows): those of the wheel where it has some for these sources, else those that are
+    built on first use into `cache` (default: a folder in the user's home; a cache that is given is
+    always used). Raises BuildError when they cannot be built or loaded, or when the processor
+    cannot execute them. fixed_order, formats: see Library."""
     levels = cpu_levels()
-    level = levels[0] if level is None else Level(level)
-    if level not in levels:
-        names = ", ".join(each.value for each in levels)
-        raise BuildError(f"this processor cannot execute {level.value}; it can execute {names}")
+    if level is not None:
+        level = Level(level)
+        if level not in levels:
+            names = ", ".join(each.value for each in levels)
+            raise BuildError(f"this processor cannot execute {level.value}; it can execute {names}")
+        levels = (level,)
+    made = partial(CpuKernels, fixed_order=fixed_order, formats=formats)
+    *better, last = levels
+    for own in better:
+        try:
+            return _load(own, cache, made)
+        except CompilerError as error:
+            logger.warning(
+                "the compiler cannot build the CPU kernels for %s; those of a lower level take "
+                "their place and may be slower. A newer compiler may know its instructions: %s",
+                own.value,
+                error,
+            )
+    return _load(last, cache, made)
+
+
+def _load(level: Level, cache: Path | None, made: Callable[..., CpuKernels]) -> CpuKernels:
     if cache is None:
         prebuilt = find_prebuilt(level)
         if prebuilt is not None:
-            return CpuKernels(prebuilt, fixed_order=fixed_order, formats=formats)
+            return made(prebuilt, level=level)
         try:
             cache = Path.home() / ".cache" / "mmdeploy_llm" / "kernels"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
     try:
-        return CpuKernels(build(level, cache), fixed_order=fixed_order, formats=formats)
+        return made(build(level, cache), level=level)
     except ForeignError as error:
         logger.warning("%s. Until then the kernels are compiled for each process anew", error)
     with tempfile.TemporaryDirectory() as own:
-        return CpuKernels(build(level, Path(own)), fixed_order=fixed_order, formats=formats)
+        return made(build(level, Path(own)), level=level)

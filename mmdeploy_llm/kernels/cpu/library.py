@@ -14,6 +14,7 @@ from torch import Tensor
 from mmdeploy_llm.kernels.base import Kernels
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
+from .build import Level
 from .calls import Calls
 from .memory import LargePages
 from .recording import Capture, Memory, Recorder, Recording
@@ -33,6 +34,7 @@ class Library(Kernels):
     has_fixed_order: whether every product is computed here, where the order of a row's sums does
         not depend on the other rows; torch's depends on their number.
     formats: how weights are rounded, by quantization: FORMATS, or with another group size for one.
+    level: what the library was built for; None where that is not known.
     """
 
     is_compiled = True
@@ -42,6 +44,7 @@ class Library(Kernels):
         self,
         path: Path,
         *,
+        level: Level | None = None,
         fixed_order: bool = False,
         formats: Mapping[str, WeightFormat] = FORMATS,
     ) -> None:
@@ -63,6 +66,7 @@ class Library(Kernels):
         self.memory = LargePages()
         self.has_wide_registers = library.mm_vector_bytes() > 16
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        self.level = level
         self.has_fixed_order = fixed_order
         self.formats = formats
         is_narrow = is_x86 and not self.has_wide_registers

@@ -9,7 +9,13 @@ from typing import get_args
 import pytest
 
 from mmdeploy_llm.kernels.cpu import BuildError, CpuKernels, Level, build, cpu_levels, load
-from mmdeploy_llm.kernels.cpu.build import CALLS, COMPILERS, FLAGS, source_digest
+from mmdeploy_llm.kernels.cpu.build import (
+    CALLS,
+    COMPILERS,
+    FLAGS,
+    CompilerError,
+    source_digest,
+)
 from mmdeploy_llm.kernels.cpu.prebuilt import find_prebuilt, prebuild
 from mmdeploy_llm.kernels.cpu.sealed import write_sealed
 from mmdeploy_llm.values.options.types import CpuLevel
@@ -102,6 +108,27 @@ def test_a_level_that_the_processor_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cpu.get_capabilities", dict)
     with pytest.raises(BuildError, match="cannot execute avx2; it can execute portable"):
         load(tmp_path, Level.AVX2)
+
+
+def test_a_compiler_that_is_older_than_a_level(tmp_path, monkeypatch, caplog, build_kernels):
+    """The next level takes its place, and the kernels say which one they are."""
+    compiler()
+    built = build_kernels(cpu_levels()[-1])
+
+    def older(level, cache):
+        if level is not cpu_levels()[-1]:
+            raise CompilerError(f"g++ failed: unrecognized option for {level.value}")
+        return built
+
+    monkeypatch.setattr("mmdeploy_llm.kernels.cpu.cpu_kernels.build", older)
+    assert load(tmp_path).level is cpu_levels()[-1]
+    for level, message in zip(cpu_levels(), caplog.messages, strict=False):
+        assert f"cannot build the CPU kernels for {level.value}; those of a lower" in message
+        assert f"unrecognized option for {level.value}" in message
+    assert len(caplog.messages) == len(cpu_levels()) - 1
+    if len(cpu_levels()) > 1:  # a level that was asked for is not replaced
+        with pytest.raises(CompilerError, match="unrecognized option"):
+            load(tmp_path, cpu_levels()[0])
 
 
 @pytest.mark.full
