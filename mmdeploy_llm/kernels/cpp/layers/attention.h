@@ -335,7 +335,7 @@ class AttentionTask {
                   int64_t units, float* out, int64_t count, bool adds) {
 #ifdef MM_HAS_AMX
         if constexpr (std::is_same_v<T, bf16>) {
-            // Tiles are whole; `out` may have other rows, that are not written, after these.
+            // Tiles are whole; rows of others, which must stay as they are, may follow in `out`.
             float* to = count == TILE_ROWS_OF_X || !adds ? out : own_.strip;
             dot_in_tiles(left, left_stride, right, columns, units, out, to, columns, adds);
             if (to != out) std::memcpy(out, to, count * columns * sizeof(float));

@@ -5,7 +5,7 @@
 //     for blocks of rows (their x stays in the cache)        both loops
 //       for panels of 64 columns                             in parallel
 //         for chunks of k (their weights stay in the cache)
-//           for strips of 6 rows:  tiles of sums in registers         32 rows with AMX,
+//           for strips of 6 rows:  tiles of sums in registers         32 rows in tiles of AMX,
 //                                                                     and a task has four panels
 //
 // While the strips of a chunk are computed, the next chunk is prefetched from memory: with few rows
