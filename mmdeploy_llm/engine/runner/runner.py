@@ -84,9 +84,9 @@ class Runner:
         rules: EmbeddingRules = NO_RULES,
         kernels: AttentionKernels | None = None,
     ) -> None:
-        """model_name: in messages; None: the name of its class. threads: None leaves them to the
-        system. peers: the other ranks; None: none. states: None for a model without. adapters: in
-        memory; None: none. rules: of vectors. kernels: of cross attention; None: torch."""
+        """model_name: the model in messages; None: the name of its class. threads: None leaves
+        them to the system. peers, adapters: None: there are none. states: None for a model without.
+        rules: of vectors and scores. kernels: of cross attention; None where torch computes it."""
         self._peers, self._sampler, self._slots = peers or NoPeers(), sampler, slots
         self._threads, self._device, self._has_atomic_media = threads, device, has_atomic_media
         name = model_name or type(model).__name__

@@ -144,36 +144,61 @@ MM_INLINE void for_steps(const char* panel, int64_t units, const Run& run) {
     if (const LastUnits last(panel, units); last.exist()) run(whole, last.at());
 }
 
+// Loads NUM tiles of sums from at(0), at(1) and so on, or begins them with 0.
+template <int NUM, typename Place>
+MM_INLINE void begin_sums(const Place& at, int64_t stride, bool adds) {
+    if (adds) {
+        _tile_loadd(0, at(0), stride);
+        if constexpr (NUM > 1) _tile_loadd(1, at(1), stride);
+        if constexpr (NUM > 2) _tile_loadd(2, at(2), stride);
+        if constexpr (NUM > 3) _tile_loadd(3, at(3), stride);
+    } else {
+        _tile_zero(0);
+        if constexpr (NUM > 1) _tile_zero(1);
+        if constexpr (NUM > 2) _tile_zero(2);
+        if constexpr (NUM > 3) _tile_zero(3);
+    }
+}
+
+template <int NUM, typename Place>
+MM_INLINE void store_sums(const Place& at, int64_t stride) {
+    _tile_stored(0, at(0), stride);
+    if constexpr (NUM > 1) _tile_stored(1, at(1), stride);
+    if constexpr (NUM > 2) _tile_stored(2, at(2), stride);
+    if constexpr (NUM > 3) _tile_stored(3, at(3), stride);
+}
+
+// Adds 16 rows of left times 16 units of right to NUM tiles of sums, one for each 16 columns.
+template <int NUM>
+MM_INLINE void add_bf16_step(const char* left, int64_t left_stride, const char* right,
+                             int64_t right_stride) {
+    _tile_loadd(4, left, left_stride);
+    _tile_loadd(6, right, right_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (NUM > 1) {
+        _tile_loadd(7, right + 64, right_stride);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (NUM > 2) {
+        _tile_loadd(6, right + 128, right_stride);
+        _tile_dpbf16ps(2, 4, 6);
+    }
+    if constexpr (NUM > 3) {
+        _tile_loadd(7, right + 192, right_stride);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+}
+
 // sums [16][64] = a tile's rows of x times a chunk of a panel, or plus that. x: their first step of it.
 inline void bf16_tiles(const char* x, const char* panel, int64_t units, Prefetch& prefetch,
                        float* sums, bool adds) {
-    if (adds) {
-        _tile_loadd(0, sums, COLUMN_BYTES);
-        _tile_loadd(1, sums + 16, COLUMN_BYTES);
-        _tile_loadd(2, sums + 32, COLUMN_BYTES);
-        _tile_loadd(3, sums + 48, COLUMN_BYTES);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
+    const auto at = [&](int tile) { return sums + tile * 16; };
+    begin_sums<4>(at, COLUMN_BYTES, adds);
     for_steps(panel, units, [&](int64_t step, const char* weights) {
         prefetch_of_step(prefetch);
-        _tile_loadd(4, x + step * TILE_BYTES, TILE_ROW_BYTES);
-        _tile_loadd(6, weights, COLUMN_BYTES);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, weights + 64, COLUMN_BYTES);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, weights + 128, COLUMN_BYTES);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(7, weights + 192, COLUMN_BYTES);
-        _tile_dpbf16ps(3, 4, 7);
+        add_bf16_step<4>(x + step * TILE_BYTES, TILE_ROW_BYTES, weights, COLUMN_BYTES);
     });
-    _tile_stored(0, sums, COLUMN_BYTES);
-    _tile_stored(1, sums + 16, COLUMN_BYTES);
-    _tile_stored(2, sums + 32, COLUMN_BYTES);
-    _tile_stored(3, sums + 48, COLUMN_BYTES);
+    store_sums<4>(at, COLUMN_BYTES);
 }
 
 // The same for the rows of two tiles, sums [32][64]: half of the columns at a time, each tile of which
@@ -181,34 +206,19 @@ inline void bf16_tiles(const char* x, const char* panel, int64_t units, Prefetch
 inline void bf16_tile_pairs(const char* x, int64_t x_stride, const char* panel, int64_t units,
                             Prefetch& prefetch, float* sums, bool adds) {
     for (int64_t column = 0; column < COLUMNS; column += 32) {
-        float *upper = sums + column, *lower = upper + TILE_ROWS_OF_X * COLUMNS;
-        if (adds) {
-            _tile_loadd(0, upper, COLUMN_BYTES);
-            _tile_loadd(1, upper + 16, COLUMN_BYTES);
-            _tile_loadd(2, lower, COLUMN_BYTES);
-            _tile_loadd(3, lower + 16, COLUMN_BYTES);
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+        const auto at = [&](int tile) {
+            return sums + column + tile % 2 * 16 + tile / 2 * TILE_ROWS_OF_X * COLUMNS;
+        };
+        begin_sums<4>(at, COLUMN_BYTES, adds);
         for_steps(panel, units, [&](int64_t step, const char* weights) {
             prefetch_of_step(prefetch);
-            const char *own = x + step * TILE_BYTES, *at = weights + column * 4;
-            _tile_loadd(4, own, TILE_ROW_BYTES);
-            _tile_loadd(6, at, COLUMN_BYTES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, at + 64, COLUMN_BYTES);
-            _tile_dpbf16ps(1, 4, 7);
+            const char* own = x + step * TILE_BYTES;
+            add_bf16_step<2>(own, TILE_ROW_BYTES, weights + column * 4, COLUMN_BYTES);
             _tile_loadd(5, own + x_stride, TILE_ROW_BYTES);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         });
-        _tile_stored(0, upper, COLUMN_BYTES);
-        _tile_stored(1, upper + 16, COLUMN_BYTES);
-        _tile_stored(2, lower, COLUMN_BYTES);
-        _tile_stored(3, lower + 16, COLUMN_BYTES);
+        store_sums<4>(at, COLUMN_BYTES);
     }
 }
 
@@ -254,40 +264,12 @@ template <int NUM>
 MM_INLINE void dot_of_tiles(const char* left, int64_t left_stride, const char* right,
                             int64_t right_stride, int64_t steps, const float* out, float* to,
                             int64_t out_stride, bool adds) {
-    if (adds) {
-        _tile_loadd(0, out, out_stride);
-        if constexpr (NUM > 1) _tile_loadd(1, out + 16, out_stride);
-        if constexpr (NUM > 2) _tile_loadd(2, out + 32, out_stride);
-        if constexpr (NUM > 3) _tile_loadd(3, out + 48, out_stride);
-    } else {
-        _tile_zero(0);
-        if constexpr (NUM > 1) _tile_zero(1);
-        if constexpr (NUM > 2) _tile_zero(2);
-        if constexpr (NUM > 3) _tile_zero(3);
-    }
+    begin_sums<NUM>([&](int tile) { return out + tile * 16; }, out_stride, adds);
     for (int64_t step = 0; step < steps; ++step) {
-        _tile_loadd(4, left, left_stride);
-        _tile_loadd(6, right, right_stride);
-        _tile_dpbf16ps(0, 4, 6);
-        if constexpr (NUM > 1) {
-            _tile_loadd(7, right + 64, right_stride);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if constexpr (NUM > 2) {
-            _tile_loadd(6, right + 128, right_stride);
-            _tile_dpbf16ps(2, 4, 6);
-        }
-        if constexpr (NUM > 3) {
-            _tile_loadd(7, right + 192, right_stride);
-            _tile_dpbf16ps(3, 4, 7);
-        }
-        left += TILE_ROW_BYTES;
-        right += TILE_UNITS * right_stride;
+        add_bf16_step<NUM>(left + step * TILE_ROW_BYTES, left_stride,
+                           right + step * TILE_UNITS * right_stride, right_stride);
     }
-    _tile_stored(0, to, out_stride);
-    if constexpr (NUM > 1) _tile_stored(1, to + 16, out_stride);
-    if constexpr (NUM > 2) _tile_stored(2, to + 32, out_stride);
-    if constexpr (NUM > 3) _tile_stored(3, to + 48, out_stride);
+    store_sums<NUM>([&](int tile) { return to + tile * 16; }, out_stride);
 }
 
 // The same for all columns, a multiple of 16. `units` are completed to steps of 16: there the values of
