@@ -68,12 +68,14 @@ class Kernels:
     compute otherwise without kernels has a question (`can_...`) to ask first, and no default.
 
     is_compiled: whether anything is.
+    cpu_level: instruction sets of the kernels for the CPU; None without them.
     samples_on_device: the sampler's rules and draws are kernels too: kernels/cuda/choose.py.
     can_place_threads: whether `place_threads` does.
     memory: allocates the weights; None: torch does.
     """
 
     is_compiled = False
+    cpu_level: str | None = None
     samples_on_device = False
     can_place_threads = False
     memory: LargePages | None = None

@@ -276,7 +276,7 @@ def _machine(llm: LLM, settings: BenchSettings) -> Machine:
     if is_cpu and settings.options.get("native_kernels") is not False:
         try:
             kernels = native.load(level=settings.options.get("cpu_level"))
-            level = kernels.level and kernels.level.value
+            level = kernels.cpu_level
         except native.BuildError:  # the engine has logged a warning and runs without them too
             kernels = level = None
     device = torch.device(llm.runtime.device)

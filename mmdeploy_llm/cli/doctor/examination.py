@@ -26,6 +26,7 @@ from .findings import Finding, State
 
 PLAIN = "reference"  # the backend in plain torch
 CPU_INFO = Path("/proc/cpuinfo")
+NEWER_COMPILER = "install a newer C++ compiler: GCC 11 or Clang 12 knows all levels of x86"
 COMPILER_ADVICE = (
     "install a C++ compiler: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), "
     "`xcode-select --install` (macOS)"
@@ -173,14 +174,16 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
         has_none = isinstance(error, native.NoCompilerError)
         advice = COMPILER_ADVICE if has_none else "mend what the message names"
         return None, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=advice)
-    level = kernels.level
-    assert level is not None
+    level = native.Level(kernels.cpu_level)
     levels = native.cpu_levels()
     others = levels[levels.index(level) + 1 :]
     origin = "built on this machine" if native.find_prebuilt(level) is None else "of the wheel"
     text = f"{origin}, for the level {level.value} ({LEVELS[level]})"
     text += "".join(f", or by cpu_level={other.value!r}" for other in others[:1])
-    return kernels, Finding(topic="CPU kernels", state=State.GOOD, text=text)
+    if level is levels[0]:
+        return kernels, Finding(topic="CPU kernels", state=State.GOOD, text=text)
+    text += f"; the compiler does not know the faster {levels[0].value} of this processor"
+    return kernels, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=NEWER_COMPILER)
 
 
 def memory() -> Finding:

@@ -84,7 +84,6 @@ def read_machine(config: EngineConfig) -> Machine:
         logger.warning("device = 'auto' is the CPU: %s", problem)
     is_cpu = config.device == "cpu" or (config.device == "auto" and problem is not None)
     kernels = load_kernels(config, is_cpu=is_cpu)
-    level = kernels.level if isinstance(kernels, native.CpuKernels) else None
     if not is_cpu and problem is None and config.native_kernels is not False:
         kernels = _cuda_kernels(config)
     cpus = native.usable_cpus()
@@ -99,7 +98,7 @@ def read_machine(config: EngineConfig) -> Machine:
         placement=placement,
         cuda=setup,
         kernels=kernels,
-        cpu_level=level and level.value,
+        cpu_level=kernels.cpu_level,
         nodes=native.usable_nodes(cpus) if can_place else (),
     )
 

@@ -104,7 +104,11 @@ class NoCompilerError(BuildError):
 
 
 class CompilerError(BuildError):
-    """Raised when the compiler fails, as one that is older than a level's instructions does."""
+    """Raised when the compiler fails."""
+
+
+class OldCompilerError(BuildError):
+    """Raised when the compiler does not know a level's instructions."""
 
 
 def levels_of(machine: str) -> tuple[Level, ...]:
@@ -129,8 +133,9 @@ def cpu_levels() -> tuple[Level, ...]:
 
 def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
     """Returns the path of the library for `level` in `cache`, after building it if it is missing or
-    damaged, which is logged. flags: additional compiler flags. Raises BuildError, and ForeignError
-    for a folder or a library that other users own or may write.
+    damaged, which is logged. flags: additional compiler flags. Raises BuildError, OldCompilerError
+    where the compiler does not know the level, and ForeignError for a folder or a library that
+    other users own or may write.
 
     Several processes may build at once: each writes a file of its own and renames it.
     """
@@ -144,6 +149,7 @@ def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
             if is_intact(path):
                 return path
             logger.warning("%s is damaged and is compiled again", path)
+        _check_flags(command[0], level)
         logger.warning(
             "compiling the CPU kernels for %s, once, which takes up to a minute; they are kept in "
             "%s",
@@ -171,6 +177,15 @@ def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
     if compiler is None:
         raise NoCompilerError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     return [compiler, *_flags(), *level.flags, *flags]
+
+
+def _check_flags(compiler: str, level: Level) -> None:
+    """Raises OldCompilerError where the compiler does not know the level, which takes it
+    milliseconds to say."""
+    try:
+        _run([compiler, *level.flags, "-E", "-x", "c++", os.devnull])
+    except CompilerError as error:
+        raise OldCompilerError(f"{compiler} does not know {level.value}: {error}") from error
 
 
 def _flags() -> tuple[str, ...]:

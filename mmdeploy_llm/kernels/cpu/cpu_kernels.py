@@ -18,7 +18,7 @@ from mmdeploy_llm.hooks.objects.attention import VisibleKeys
 from mmdeploy_llm.kernels.plain import ROTATED_VALUES, ActivationName
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
-from .build import CompilerError, Level, build, cpu_levels
+from .build import Level, OldCompilerError, build, cpu_levels
 from .draws import Draws
 from .low_rank import LowRankProducts
 from .mixtures import Mixtures
@@ -356,12 +356,12 @@ def load(
     for own in better:
         try:
             return _load(own, cache, made)
-        except CompilerError as error:
+        except OldCompilerError as error:
             logger.warning(
-                "the compiler cannot build the CPU kernels for %s; those of a lower level take "
-                "their place and may be slower. A newer compiler may know its instructions: %s",
-                own.value,
+                "%s. The CPU kernels of a lower level than %s take their place and may be slower; "
+                "a newer compiler may know its instructions",
                 error,
+                own.value,
             )
     return _load(last, cache, made)
 

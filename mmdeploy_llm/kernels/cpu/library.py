@@ -66,7 +66,7 @@ class Library(Kernels):
         self.memory = LargePages()
         self.has_wide_registers = library.mm_vector_bytes() > 16
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        self.level = level
+        self.cpu_level = level and level.value
         self.has_fixed_order = fixed_order
         self.formats = formats
         is_narrow = is_x86 and not self.has_wide_registers

@@ -66,6 +66,18 @@ def test_no_compiler(monkeypatch):
     assert "apt install g++" in finding.advice
 
 
+def test_a_compiler_that_is_too_old(monkeypatch):
+    best, *others = native.cpu_levels()
+    if not others:
+        pytest.skip("this processor has one level")
+    kernels = native.load(level=others[0])
+    monkeypatch.setattr(native, "load", lambda: kernels)
+    _, finding = cpu_kernels()
+    assert finding.state is State.SLOW
+    assert f"does not know the faster {best.value}" in finding.text
+    assert "newer C++ compiler" in finding.advice
+
+
 def test_kernels_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))

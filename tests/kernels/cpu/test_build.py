@@ -13,7 +13,9 @@ from mmdeploy_llm.kernels.cpu.build import (
     CALLS,
     COMPILERS,
     FLAGS,
-    CompilerError,
+    OldCompilerError,
+    _command,
+    _digest,
     source_digest,
 )
 from mmdeploy_llm.kernels.cpu.prebuilt import find_prebuilt, prebuild
@@ -111,24 +113,24 @@ def test_a_level_that_the_processor_lacks(tmp_path, monkeypatch):
 
 
 def test_a_compiler_that_is_older_than_a_level(tmp_path, monkeypatch, caplog, build_kernels):
-    """The next level takes its place, and the kernels say which one they are."""
+    """The next level takes its place, and the kernels say which one they are. The compiler is
+    asked about flags alone: each start asks again."""
     compiler()
-    built = build_kernels(cpu_levels()[-1])
-
-    def older(level, cache):
-        if level is not cpu_levels()[-1]:
-            raise CompilerError(f"g++ failed: unrecognized option for {level.value}")
-        return built
-
-    monkeypatch.setattr("mmdeploy_llm.kernels.cpu.cpu_kernels.build", older)
-    assert load(tmp_path).level is cpu_levels()[-1]
-    for level, message in zip(cpu_levels(), caplog.messages, strict=False):
-        assert f"cannot build the CPU kernels for {level.value}; those of a lower" in message
-        assert f"unrecognized option for {level.value}" in message
-    assert len(caplog.messages) == len(cpu_levels()) - 1
-    if len(cpu_levels()) > 1:  # a level that was asked for is not replaced
-        with pytest.raises(CompilerError, match="unrecognized option"):
-            load(tmp_path, cpu_levels()[0])
+    *better, last = cpu_levels()
+    built = build_kernels(last)
+    flags = {level: (*level.flags, "-no-such-option") for level in better}
+    monkeypatch.setattr(Level, "flags", property(lambda self: flags.get(self, ())))
+    command = _command(last)
+    shutil.copy(built, tmp_path / f"kernels-{_digest(command)}.so")
+    assert load(tmp_path).cpu_level == last.value
+    assert len(caplog.messages) == len(better)
+    for level, message in zip(better, caplog.messages, strict=True):
+        assert f"does not know {level.value}" in message
+        assert "no-such-option" in message
+        assert f"of a lower level than {level.value} take their place" in message
+    if better:  # a level that was asked for is not replaced
+        with pytest.raises(OldCompilerError, match="no-such-option"):
+            load(tmp_path, better[0])
 
 
 @pytest.mark.full
