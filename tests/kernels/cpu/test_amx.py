@@ -1,5 +1,7 @@
 """Products in the tiles of AMX beside those in registers, and beside torch's own tiles."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,6 +37,29 @@ def test_int8_has_the_bits_of_registers(in_tiles, in_registers, rows, k):
         for kernels in (in_tiles, in_registers)
     )
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [16, 32, 64, 128, 1090])
+def test_codes_have_the_bits_of_registers(in_tiles, in_registers, bits, group_size, dtype):
+    """For steps that fill a line of a tile and for shorter ones, scales in each form, offsets, and
+    codes that lie in fewer bits; a row alone and in more rows than a task has."""
+    for n, k in ((130, 1090), (64, 96), (70, 40)):
+        weight = in_registers.round_codes(values(n, k, seed=1), bits, min(group_size, k))
+        few = weight.units & 0x1F1F1F1F if bits == 8 else weight.units  # stored in 5 bits
+        for form in (weight, weight.with_offsets(), replace(weight, units=few)):
+            tiled, plain = (
+                kernels.pack_coded(
+                    replace(form, units=form.units.clone(), scales=form.scales.clone()), rounds=True
+                )
+                for kernels in (in_tiles, in_registers)
+            )
+            for rows in (33, 40, 401):
+                x = values(rows, k + 3).to(dtype)[:, 1 : k + 1]
+                found = tiled.product(x, None)
+                assert torch.equal(found, plain.product(x, None)), (n, rows)
+                assert torch.equal(found[rows - 1 :], tiled.product(x[rows - 1 :], None))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -76,12 +76,12 @@ class TiledRows {
     // From the tiles of some rows to those of the next 16.
     int64_t stride() const { return steps_ * TILE_BYTES; }
 
-    // Copies a row of `bytes`, and writes zeros after it.
-    void copy(int64_t row, const void* from, int64_t bytes) {
+    // Copies a row of `bytes`, of which a step multiplies `step_bytes`, and writes zeros after each.
+    void copy(int64_t row, const void* from, int64_t bytes, int64_t step_bytes = TILE_ROW_BYTES) {
         const char* values = static_cast<const char*>(from);
         for (int64_t step = 0; step < steps_; ++step) {
-            const int64_t done = step * TILE_ROW_BYTES;
-            put(at(row, step), values + done, std::min(TILE_ROW_BYTES, bytes - done));
+            const int64_t done = step * step_bytes;
+            put(at(row, step), values + done, std::min(step_bytes, bytes - done));
         }
     }
 

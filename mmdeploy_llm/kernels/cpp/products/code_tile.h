@@ -31,6 +31,14 @@ struct CodeSteps {
     float* out;
 };
 
+// What a strip multiplies: `units` units from `unit` on of a panel.
+struct ChunkOfCodes {
+    const char* codes;
+    int64_t unit, units;
+    const uint32_t* words;  // scales of the panel
+    const float* scales;    // those of the chunk's groups, if they have been read
+};
+
 // Stores a value that a tile soon reads. Without this GCC would collect two of them in a vector
 // register, in which they would wait for the products that are being computed.
 template <typename T>

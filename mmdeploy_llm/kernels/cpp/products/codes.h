@@ -28,6 +28,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "amx_codes.h"
 #include "code_formats.h"
 #include "code_rows.h"
 #include "code_scales.h"
@@ -56,18 +57,25 @@ struct Chunk {
         codes = own;
         return same;
     }
-    void read_scales_of(const uint32_t* panel, const Groups& groups, int64_t first, int64_t num) {
+    // Reads the scales of `units` units from `unit` on. panel: the words of all of the panel.
+    void read_scales_of(const uint32_t* panel, const Groups& groups, int64_t unit, int64_t units) {
+        constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
+        const int64_t first = unit * VALUES / groups.group;
+        const int64_t end = ((unit + units) * VALUES - 1) / groups.group + 1;
+        const int64_t num = std::min(end, groups.num) - first;
         scales.resize(num);
         read_scales<LESS<Format>, Format::ZEROS_FIRST>(panel, groups, first, num, scales.data());
     }
-    // Makes codes whole that lie in fewer bits.
-    void expand(const StoredCodes& stored, int64_t units) {
+    // Makes codes whole that lie in fewer bits. Returns where codes are then.
+    const char* expand(const StoredCodes& stored, int64_t units) {
         whole.resize(units * PANEL);
         stored.expand(codes, units, whole.data());
+        return reinterpret_cast<const char*>(whole.data());
     }
-    void unpack(const char* from_codes, int64_t units) {
+    // others: words after them that can be read.
+    void unpack(const char* from_codes, int64_t units, int64_t others = 0) {
         constexpr int UNITS = Operands<Format>::UNITS;
-        words.resize(units * UNITS * PANEL);
+        words.resize(units * UNITS * PANEL + others);
         for (int64_t unit = 0; unit < units; ++unit) {
             for (int part = 0; part < UNITS; ++part) {
                 uint32_t* to = words.data() + (unit * UNITS + part) * PANEL;
@@ -111,14 +119,6 @@ constexpr int code_registers(int rows) {
     if (MM_VECTOR_BYTES == 64 && (Format::PARTS > 1 || Format::ZEROS_FIRST)) return rows <= 4 ? 4 : 2;
     return Format::ROUNDS ? s8_tile_registers(rows) : tile_registers(rows);
 }
-
-// What a strip multiplies: `units` units from `unit` on of a panel.
-struct ChunkOfCodes {
-    const char* codes;
-    int64_t unit, units;
-    const uint32_t* words;  // scales of the panel
-    const float* scales;    // those of the chunk's groups, if they have been read
-};
 
 // sums [ROWS][64] = rows from `row` on, over a chunk, or plus that, in whole steps except at the end.
 // Own: the format that multiplies the codes, which have EXPANSION units for one.
@@ -175,6 +175,49 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& 
     }
 }
 
+// How a product reads its codes, and which scales it prefetches.
+inline Reading reading_of(const StoredCodes& codes, const uint32_t* scales, const Groups& groups) {
+    Reading reading = CODE_READING;
+    reading.beside = reinterpret_cast<const char*>(scales);
+    reading.beside_bytes = groups.rows() * PANEL * int64_t(sizeof *scales);
+    reading.unit_bytes = codes.unit_bytes();
+    return reading;
+}
+
+#ifdef MM_HAS_AMX
+
+// linear_codes in tiles, with the same bits. With fewer rows, unpacking takes what tiles save.
+constexpr int64_t LEAST_TILED_ROWS = 2 * TILE_ROWS_OF_X + 1;
+
+template <typename Format, typename T, typename Write>
+void linear_tiled_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const uint32_t* scales,
+                        const Groups& groups, int64_t product, int64_t rows, int64_t n, int64_t k,
+                        int num_threads, const Next& next, const Write& write) {
+    constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
+    const TiledSteps<Format, T> tiled(x, x_stride, rows, k, groups.step, num_threads);
+    const int64_t units = tiled.arranged.width / VALUES;
+    const auto strip = [&](int64_t num, int64_t row, int64_t unit, const char* part, int64_t count,
+                           Prefetch prefetch, float* sums, bool adds) {
+        static thread_local Chunk<Format> chunk;
+        if (!chunk.is(product, part)) {
+            const int64_t panel = (part - codes.data) / (units * codes.unit_bytes());
+            chunk.read_scales_of(scales + panel * groups.rows() * PANEL, groups, unit, count);
+            const char* whole = codes.form == WHOLE ? part : chunk.expand(codes, count);
+            chunk.unpack(whole, count, TILE_UNITS * PANEL);
+        }
+        const char* operands = reinterpret_cast<const char*>(chunk.words.data());
+        code_tiled_strip(num, tiled, row, {operands, unit, count, nullptr, chunk.scales[0].values},
+                         groups, prefetch, sums, adds);
+    };
+    multiply<TileStrips>(codes.data, rows, n, units, num_threads, next, strip,
+                         [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+                             write(tiled.arranged, row, first, sums, num);
+                         },
+                         reading_of(codes, scales, groups));
+}
+
+#endif
+
 // x [rows][k], out [rows][n], bias [n] or null.
 template <typename Format, typename T>
 void linear_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const uint32_t* scales,
@@ -183,6 +226,21 @@ void linear_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const 
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
     static std::atomic<int64_t> num_products{0};
     const int64_t product = ++num_products;
+    const auto write = [&](const auto& x_rows, int64_t row, int64_t first, const float* sums,
+                           int64_t num) {
+        out.at(row * n + first, [&](auto* to) {
+            write_row(to, sums, bias == nullptr ? nullptr : bias + first, num,
+                      Format::POWERS ? x_rows.row_scales[row] : 1.0f);
+        });
+    };
+#ifdef MM_HAS_AMX
+    if constexpr (Format::ROUNDS) {
+        if (rows >= LEAST_TILED_ROWS) {
+            return linear_tiled_codes<Format>(x, x_stride, codes, scales, groups, product, rows, n, k,
+                                              num_threads, next, write);
+        }
+    }
+#endif
     ArrangedRows<Format> arranged(rows, k, groups.step);
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
@@ -206,9 +264,7 @@ void linear_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const 
         }
         const bool unpacks = rows >= UNPACKED_ROWS<Format>;
         if (is_new) {
-            const int64_t group = unit * VALUES / groups.group;
-            const int64_t end = ((unit + count) * VALUES - 1) / groups.group + 1;
-            chunk.read_scales_of(words, groups, group, std::min(end, groups.num) - group);
+            chunk.read_scales_of(words, groups, unit, count);
             if (unpacks) chunk.unpack(own.codes, count);
         }
         own.scales = chunk.scales[0].values;
@@ -221,17 +277,11 @@ void linear_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const 
         }
         code_strip<Format, Format, num>(arranged, row, own, groups, prefetch, sums, adds);
     };
-    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        out.at(row * n + first, [&](auto* to) {
-            write_row(to, sums, bias == nullptr ? nullptr : bias + first, num,
-                      Format::POWERS ? arranged.row_scales[row] : 1.0f);
-        });
+    const auto write_all = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+        write(arranged, row, first, sums, num);
     };
-    Reading reading = CODE_READING;
-    reading.beside = reinterpret_cast<const char*>(scales);
-    reading.beside_bytes = groups.rows() * PANEL * int64_t(sizeof *scales);
-    reading.unit_bytes = codes.unit_bytes();
-    multiply(codes.data, rows, n, units, num_threads, next, strip, write, reading);
+    multiply(codes.data, rows, n, units, num_threads, next, strip, write_all,
+             reading_of(codes, scales, groups));
 }
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code
