@@ -92,6 +92,7 @@ def quick_compiler(monkeypatch):
 
     monkeypatch.setattr(module, "_command", lambda level, flags=(): [sys.executable])
     monkeypatch.setattr(module, "_compile", compile_now)
+    monkeypatch.setattr(module, "_check_flags", lambda compiler, level: None)
     return made
 
 

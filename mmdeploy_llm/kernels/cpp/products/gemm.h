@@ -529,13 +529,69 @@ MM_INLINE int32_t sum_of_each(const int8_t* values, int64_t count) {
     return sum;
 }
 
+// Rotates a whole group of x and quantizes it to registers of integers. Returns the scale, NaN if a value
+// is not finite.
+template <typename T>
+MM_INLINE float quantize_block(const T* x, Ints* out) {
+    Block block = Block::at(x);
+    const float none = block.none();
+    block.change_signs();
+    block.rotate();
+    const float largest = block.largest();
+    const Floats inverse = all_lanes(inverse_of(largest));
+    unrolled<Block::NUM>([&](auto i) MM_ALWAYS { out[i] = to_nearest_ints(block.of[i] * inverse); });
+    return largest / 127.0f + none;
+}
+
+MM_INLINE void store_bytes_of_block(int8_t* to, const Ints* block) {
+    unrolled<Block::NUM / 4>([&](auto i) MM_ALWAYS {
+        store_bytes(to + i * 4 * LANES, block + i * 4);
+    });
+}
+
 // Rotates `count` values of x, one group at most, and quantizes them. Returns the scale, NaN if a value
 // is not finite.
 template <typename T>
 MM_INLINE float quantize_rotated(const T* x, int64_t count, int8_t* out) {
-    alignas(64) float rotated[GROUP];
-    const float none = rotate_group(x, count, rotated);
-    return quantize(rotated, count, out) + none;
+    if (count < GROUP) {
+        float none = 0.0f;
+        for (int64_t i = 0; i < count; ++i) none += load(x[i]) * 0.0f;
+        return quantize(x, count, out) + none;
+    }
+    Ints block[Block::NUM];
+    const float scale = quantize_block(x, block);
+    store_bytes_of_block(out, block);
+    return scale;
+}
+
+// Stores the values of a block as the format reads them. Returns the sum of those whose weights are
+// stored as w + 128.
+MM_INLINE int32_t store_block(int8_t* to, const Ints* block, int32_t sum) {
+    store_bytes_of_block(to, block);
+    return sum;
+}
+MM_INLINE int32_t store_block(int16_t* to, const Ints* block, int32_t) {
+#if MM_VECTOR_BYTES == 32
+    Ints firsts{};
+    unrolled<Block::NUM / 2>([&](auto i) MM_ALWAYS {
+        __m256i pairs[2];
+        for (int j = 0; j < 2; ++j) {
+            const __m256i own = (__m256i)block[2 * i + j];
+            const __m256i first = _mm256_slli_epi64(own, 32);  // of a pair, where the second one is
+            firsts += (Ints)first;
+            const __m256i less = _mm256_sub_epi32(own, _mm256_slli_epi32(first, 8));
+            pairs[j] = _mm256_shuffle_epi32(less, 0xd8);
+        }
+        const __m256i packed = _mm256_packs_epi32(pairs[0], pairs[1]);
+        store_lanes(to + i * 2 * LANES, _mm256_permute4x64_epi64(packed, 0xd8));
+    });
+    return sum_of_lanes(firsts);
+#else
+    int8_t own[GROUP];
+    store_bytes_of_block(own, block);
+    arrange(own, GROUP, to);
+    return sum_of_each<2>(own, GROUP);
+#endif
 }
 
 // Quantizes `count` values of x, rotated, one group at most, to the format's type. Returns what integer
@@ -547,6 +603,14 @@ MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float
     int8_t own[IS_WIDE ? GROUP : 1] = {};
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
+    if (count == GROUP) {
+        Ints block[Block::NUM], sums{};
+        *scale = quantize_block(x, block);
+        unrolled<Block::NUM>([&](auto i) MM_ALWAYS { sums += block[i]; });
+        const int32_t sum = sum_of_lanes(sums);
+        *total += *scale * float(sum);
+        return -S8Format::EXCESS * store_block(values, block, sum);
+    }
     *scale = quantize_rotated(x, count, rounded);
     *total += *scale * float(sum_of_each<1>(rounded, count));
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);

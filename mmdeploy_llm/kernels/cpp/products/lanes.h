@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "numbers.h"
 
@@ -87,12 +88,19 @@ typedef int32_t Ints __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef uint16_t Halves __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef int16_t SignedHalves __attribute__((vector_size(MM_VECTOR_BYTES)));
+typedef uint16_t HalfRegister __attribute__((vector_size(MM_VECTOR_BYTES / 2)));
 
 template <typename V>
 MM_INLINE V load_lanes(const void* from) {
     V value;
     std::memcpy(&value, from, sizeof value);
     return value;
+}
+
+// Loads LANES values as floats.
+MM_INLINE Floats load_floats(const float* from) { return load_lanes<Floats>(from); }
+MM_INLINE Floats load_floats(const bf16* from) {
+    return (Floats)(__builtin_convertvector(load_lanes<HalfRegister>(from), Words) << 16);
 }
 
 template <typename V>
@@ -387,6 +395,20 @@ MM_INLINE Floats select(Mask mask, Floats yes, Floats no) {
 #endif
 }
 
+// Returns the lanes of `values`, of which those H apart have changed places.
+template <int H, int... I>
+MM_INLINE Floats exchanged(Floats values, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(values, values, (I ^ H)...);
+#else
+    return __builtin_shuffle(values, Ints{(I ^ H)...});
+#endif
+}
+template <int H>
+MM_INLINE Floats exchanged(Floats values) {
+    return exchanged<H>(values, std::make_integer_sequence<int, int(LANES)>());
+}
+
 MM_INLINE Floats all_lanes(float value) { return (Floats)splat(&value); }
 
 // Returns the larger one of each lane; b where one of them is NaN.
@@ -412,6 +434,16 @@ MM_INLINE float largest_lane(Floats values) {
 #endif
 }
 
+MM_INLINE int32_t sum_of_lanes(Ints values) {
+#if MM_VECTOR_BYTES == 64
+    return _mm512_reduce_add_epi32((__m512i)values);
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; ++i) sum += values[i];
+    return sum;
+#endif
+}
+
 // Returns y * 2^n for integers n from -127 to 127, where 2^-127 counts as 0.
 MM_INLINE Floats times_power(Floats y, Floats n) {
 #if MM_VECTOR_BYTES == 64
@@ -431,6 +463,41 @@ MM_INLINE Floats to_nearest(Floats x) {
 #else
     constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
     return (x + MAGIC) - MAGIC;
+#endif
+}
+
+// The same as integers.
+MM_INLINE Ints to_nearest_ints(Floats x) {
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_cvtps_epi32((__m512)x);
+#elif MM_VECTOR_BYTES == 32
+    return (Ints)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__SSE2__)
+    return (Ints)_mm_cvtps_epi32((__m128)x);
+#elif defined(__aarch64__)
+    return (Ints)vcvtnq_s32_f32((float32x4_t)x);
+#else
+    return __builtin_convertvector(to_nearest(x), Ints);
+#endif
+}
+
+// Stores the integers of four registers, -128 to 127, as bytes.
+MM_INLINE void store_bytes(int8_t* to, const Ints* four) {
+#if MM_VECTOR_BYTES == 64
+    for (int i = 0; i < 4; ++i) {
+        store_lanes(to + i * LANES, _mm512_cvtepi32_epi8((__m512i)four[i]));
+    }
+#elif MM_VECTOR_BYTES == 32
+    const __m256i first = _mm256_packs_epi32((__m256i)four[0], (__m256i)four[1]);
+    const __m256i second = _mm256_packs_epi32((__m256i)four[2], (__m256i)four[3]);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // halves are packed apart
+    store_lanes(to, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order));
+#elif defined(__SSE2__)
+    const __m128i first = _mm_packs_epi32((__m128i)four[0], (__m128i)four[1]);
+    const __m128i second = _mm_packs_epi32((__m128i)four[2], (__m128i)four[3]);
+    store_lanes(to, _mm_packs_epi16(first, second));
+#else
+    for (int64_t i = 0; i < 4 * LANES; ++i) to[i] = int8_t(four[i / LANES][i % LANES]);
 #endif
 }
 
