@@ -18,6 +18,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "numbers.h"
+#include "parallel.h"
 #include "tiles.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
@@ -73,9 +75,6 @@ class TiledRows {
         return lines_[tile * TILE_ROWS_OF_X + row % TILE_ROWS_OF_X].values;
     }
 
-    // From the tiles of some rows to those of the next 16.
-    int64_t stride() const { return steps_ * TILE_BYTES; }
-
     // Copies a row of `bytes`, of which a step multiplies `step_bytes`, and writes zeros after each.
     void copy(int64_t row, const void* from, int64_t bytes, int64_t step_bytes = TILE_ROW_BYTES) {
         const char* values = static_cast<const char*>(from);
@@ -111,9 +110,56 @@ class TiledRows {
     int64_t padding_begins_;
 };
 
-// Prefetches its share with every step of 16 units.
-MM_INLINE void prefetch_of_step(Prefetch& prefetch) {
-    prefetch.next(std::max<int64_t>(TILE_UNITS / prefetch.every, 1));
+// A tile of 16 rows of x: where its first step is, how far its rows are apart, and its steps.
+struct TileOfX {
+    const char* first;
+    int64_t row_bytes, step_bytes;
+
+    const char* at(int64_t step) const { return first + step * step_bytes; }
+};
+
+// Rows of bf16 for tiles: whole tiles are read where they lie if their rows begin with lines of the
+// cache and end with a step, and do not all displace each other from it. All others are copied.
+class Bf16Rows {
+   public:
+    Bf16Rows(const bf16* x, int64_t x_stride, int64_t rows, int64_t k, int num_threads)
+        : x_(reinterpret_cast<const char*>(x)),
+          row_bytes_(x_stride * int64_t(sizeof *x)),
+          num_in_place_(can_stay(x, k) ? rows / TILE_ROWS_OF_X * TILE_ROWS_OF_X : 0),
+          copies_(rows - num_in_place_, k / 2) {
+        parallel_parts(rows - num_in_place_, num_threads, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                copies_.copy(row, x_ + (num_in_place_ + row) * row_bytes_, k * int64_t(sizeof *x));
+            }
+        });
+        copies_.fill_up();
+    }
+    // row: the first one of a tile.
+    TileOfX at(int64_t row, int64_t step) const {
+        if (row < num_in_place_) {
+            return {x_ + row * row_bytes_ + step * TILE_ROW_BYTES, row_bytes_, TILE_ROW_BYTES};
+        }
+        return {copies_.at(row - num_in_place_, step), TILE_ROW_BYTES, TILE_BYTES};
+    }
+
+   private:
+    bool can_stay(const bf16* x, int64_t k) const {
+        const int64_t begin = int64_t(reinterpret_cast<uintptr_t>(x)), line = TILE_ROW_BYTES;
+        const bool has_whole_steps = k * int64_t(sizeof *x) % line == 0;
+        return has_whole_steps && begin % line == 0 && row_bytes_ % line == 0 &&
+               row_bytes_ % PAGE != 0;
+    }
+
+    static constexpr int64_t PAGE = 4096;  // lines that are so far apart share a set of the cache
+    const char* x_;
+    int64_t row_bytes_, num_in_place_;
+    TiledRows copies_;
+};
+
+// Returns what to prefetch with each of `steps` steps, instead of what is for `units` units.
+MM_INLINE Prefetch spread(const Prefetch& prefetch, int64_t units, int64_t steps) {
+    const int64_t lines = prefetch.num * ((units + prefetch.every - 1) / prefetch.every);
+    return {prefetch.lines, (lines + steps - 1) / steps};
 }
 
 // The units of a chunk of a panel after its last whole step, completed by zeros: others, or nothing, may
@@ -189,32 +235,32 @@ MM_INLINE void add_bf16_step(const char* left, int64_t left_stride, const char* 
     }
 }
 
-// sums [16][64] = a tile's rows of x times a chunk of a panel, or plus that. x: their first step of it.
-inline void bf16_tiles(const char* x, const char* panel, int64_t units, Prefetch& prefetch,
+// sums [16][64] = a tile's rows of x times a chunk of a panel, or plus that. x: from the chunk's first
+// step on.
+inline void bf16_tiles(const TileOfX& x, const char* panel, int64_t units, Prefetch& prefetch,
                        float* sums, bool adds) {
     const auto at = [&](int tile) { return sums + tile * 16; };
     begin_sums<4>(at, COLUMN_BYTES, adds);
     for_steps(panel, units, [&](int64_t step, const char* weights) {
-        prefetch_of_step(prefetch);
-        add_bf16_step<4>(x + step * TILE_BYTES, TILE_ROW_BYTES, weights, COLUMN_BYTES);
+        prefetch.next();
+        add_bf16_step<4>(x.at(step), x.row_bytes, weights, COLUMN_BYTES);
     });
     store_sums<4>(at, COLUMN_BYTES);
 }
 
 // The same for the rows of two tiles, sums [32][64]: half of the columns at a time, each tile of which
-// is read for both. x_stride: from tile to tile, in bytes.
-inline void bf16_tile_pairs(const char* x, int64_t x_stride, const char* panel, int64_t units,
-                            Prefetch& prefetch, float* sums, bool adds) {
+// is read for both.
+inline void bf16_tile_pairs(const TileOfX& first, const TileOfX& second, const char* panel,
+                            int64_t units, Prefetch& prefetch, float* sums, bool adds) {
     for (int64_t column = 0; column < COLUMNS; column += 32) {
         const auto at = [&](int tile) {
             return sums + column + tile % 2 * 16 + tile / 2 * TILE_ROWS_OF_X * COLUMNS;
         };
         begin_sums<4>(at, COLUMN_BYTES, adds);
         for_steps(panel, units, [&](int64_t step, const char* weights) {
-            prefetch_of_step(prefetch);
-            const char* own = x + step * TILE_BYTES;
-            add_bf16_step<2>(own, TILE_ROW_BYTES, weights + column * 4, COLUMN_BYTES);
-            _tile_loadd(5, own + x_stride, TILE_ROW_BYTES);
+            prefetch.next();
+            add_bf16_step<2>(first.at(step), first.row_bytes, weights + column * 4, COLUMN_BYTES);
+            _tile_loadd(5, second.at(step), second.row_bytes);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         });
@@ -243,7 +289,7 @@ inline void s8_tiles(const char* x, const char* panel, int64_t steps, const floa
     };
     start(0);
     for (int64_t step = 0; step < steps; ++step) {
-        prefetch_of_step(prefetch);
+        prefetch.next();
         if (step + 1 < steps) start(step + 1);  // is computed while that of `step` is added
         const int32_t* own = products[step % 2];
 #pragma GCC unroll 16

@@ -98,7 +98,7 @@ void code_tiled_strip(int64_t rows, const TiledSteps<Format, T>& x, int64_t row,
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
     const int64_t tiles = (rows + TILE_ROWS_OF_X - 1) / TILE_ROWS_OF_X;
     const int64_t num_steps = (chunk.units * VALUES + groups.step - 1) / groups.step;
-    const int64_t times = tiles * (PANEL / 16) * num_steps, step = chunk.unit * VALUES / groups.step;
+    const int64_t step = chunk.unit * VALUES / groups.step;
     CodeSteps<int8_t> steps{};
     steps.x_scales = x.arranged.scales.data();
     steps.less = x.arranged.less.data();
@@ -108,8 +108,7 @@ void code_tiled_strip(int64_t rows, const TiledSteps<Format, T>& x, int64_t row,
     steps.step_units = groups.step / 4;
     steps.group_steps = (groups.group + groups.step - 1) / groups.step;
     steps.group_left = steps.group_steps - step % steps.group_steps;
-    const int64_t lines = prefetch.num * ((chunk.units + prefetch.every - 1) / prefetch.every);
-    Prefetch own{prefetch.lines, (lines + times - 1) / times};
+    prefetch = spread(prefetch, chunk.units, num_steps * tiles * (PANEL / 16));
     for (int64_t column = 0; column < PANEL; column += 16) {
         for (int64_t first = 0; first < rows; first += TILE_ROWS_OF_X) {
             steps.x = reinterpret_cast<const int8_t*>(x.lines.at(row + first, step));
@@ -117,8 +116,8 @@ void code_tiled_strip(int64_t rows, const TiledSteps<Format, T>& x, int64_t row,
             steps.codes = chunk.codes + column * 4;
             steps.scales = chunk.scales + column;
             steps.out = sums + first * PANEL + column;
-            groups.has_offsets ? code_tiles<true>(steps, own, adds)
-                               : code_tiles<false>(steps, own, adds);
+            groups.has_offsets ? code_tiles<true>(steps, prefetch, adds)
+                               : code_tiles<false>(steps, prefetch, adds);
         }
     }
 }

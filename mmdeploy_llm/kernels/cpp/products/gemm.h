@@ -187,8 +187,8 @@ inline void s8_tiled_strip(int64_t rows, QuantizedRows& x, int64_t row, int64_t 
                            bool adds) {
     const LastUnits last(panel, units);
     const int64_t steps = units / TILE_UNITS, tiles = (rows + TILE_ROWS_OF_X - 1) / TILE_ROWS_OF_X;
-    const int64_t times = tiles * (COLUMNS / 16);
-    prefetch.num = (prefetch.num + times - 1) / times;
+    const int64_t all_steps = (units + TILE_UNITS - 1) / TILE_UNITS * tiles * (COLUMNS / 16);
+    prefetch = spread(prefetch, units, all_steps);
     for (int64_t column = 0; column < COLUMNS; column += 16) {
         for (int64_t first = 0; first < rows; first += TILE_ROWS_OF_X) {
             const auto add = [&](int64_t group, const char* weights, int64_t num, bool adds_own) {
@@ -233,6 +233,7 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
               const Reading& reading = {}) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + Cut::ROWS - 1) / Cut::ROWS;
+    const int64_t block_rows = round_up((rows + blocks - 1) / blocks, Cut::MOST);
     int64_t most_panels = rows <= Cut::MOST ? 1 : Cut::PANELS;
     const auto num_groups = [&] { return (panels + most_panels - 1) / most_panels; };
     while (most_panels > 1 && num_groups() * blocks < 4 * num_threads) most_panels /= 2;
@@ -241,9 +242,9 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
     const int64_t panel_bytes = units * reading.unit_bytes;
     const char* weights = static_cast<const char*>(packed);
     parallel_with_next(tasks, num_threads, [&](int64_t task, int64_t next_task) {
-        const int64_t panel = task % groups * most_panels, first_row = task / groups * Cut::ROWS;
+        const int64_t panel = task % groups * most_panels, first_row = task / groups * block_rows;
         const int64_t num_panels = std::min(most_panels, panels - panel);
-        const int64_t num_rows = std::min(Cut::ROWS, rows - first_row);
+        const int64_t num_rows = std::min(block_rows, rows - first_row);
         const int64_t num_strips = (num_rows + Cut::MOST - 1) / Cut::MOST;
         [[maybe_unused]] const typename Cut::Setup setup;
         const int64_t every = num_strips == 1 ? reading.strip_every : PREFETCH_UNITS;
@@ -418,21 +419,18 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, con
     };
 #ifdef MM_HAS_AMX
     if constexpr (std::is_same_v<T, bf16>) {
-        TiledRows tiled(rows, k / VALUES);
-        parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
-            for (int64_t row = begin; row < end; ++row) {
-                tiled.copy(row, x + row * x_stride, k * int64_t(sizeof(bf16)));
-            }
-        });
-        tiled.fill_up();
+        const Bf16Rows tiled(x, x_stride, rows, k, num_threads);
         const auto tiles = [&](int64_t num, int64_t row, int64_t unit, const char* part,
                                int64_t count, Prefetch prefetch, float* sums, bool adds) {
-            const char* own_x = tiled.at(row, unit / TILE_UNITS);
+            const int64_t step = unit / TILE_UNITS, steps = (count + TILE_UNITS - 1) / TILE_UNITS;
+            const TileOfX first = tiled.at(row, step);
             if (num <= TILE_ROWS_OF_X) {
-                bf16_tiles(own_x, part, count, prefetch, sums, adds);
+                prefetch = spread(prefetch, count, steps);
+                bf16_tiles(first, part, count, prefetch, sums, adds);
             } else {
-                prefetch.num = (prefetch.num + 1) / 2;
-                bf16_tile_pairs(own_x, tiled.stride(), part, count, prefetch, sums, adds);
+                const TileOfX second = tiled.at(row + TILE_ROWS_OF_X, step);
+                prefetch = spread(prefetch, count, 2 * steps);
+                bf16_tile_pairs(first, second, part, count, prefetch, sums, adds);
             }
         };
         return multiply<TileStrips>(packed, rows, n, k / VALUES, num_threads, next, tiles, write);
