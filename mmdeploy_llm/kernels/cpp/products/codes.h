@@ -186,9 +186,10 @@ inline Reading reading_of(const StoredCodes& codes, const uint32_t* scales, cons
 
 #ifdef MM_HAS_AMX
 
-// linear_codes in tiles, with the same bits. With fewer rows, unpacking takes what tiles save.
+// From which number of rows codes are multiplied in tiles: before, unpacking takes what tiles save.
 constexpr int64_t LEAST_TILED_ROWS = 2 * TILE_ROWS_OF_X + 1;
 
+// linear_codes in tiles, with the same bits.
 template <typename Format, typename T, typename Write>
 void linear_tiled_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const uint32_t* scales,
                         const Groups& groups, int64_t product, int64_t rows, int64_t n, int64_t k,

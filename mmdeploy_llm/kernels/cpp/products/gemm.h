@@ -223,6 +223,17 @@ inline Prefetch prefetch_of(const char* next, int64_t next_bytes, int64_t strip,
     return {next + done * 64, done < lines ? num : 0, every};
 }
 
+// Returns the memory for the sums of a task, one for all products of a thread.
+inline float* sums_of_thread() {
+#ifdef MM_HAS_AMX
+    using Largest = TileStrips;
+#else
+    using Largest = Strips;
+#endif
+    alignas(64) static thread_local float sums[Largest::PANELS * Largest::ROWS * PANEL];
+    return sums;
+}
+
 // Multiplies all rows by all panels of `packed`.
 // strip(rows, row, unit, weights of the chunk, units, prefetch, sums, adds): computes the sums
 // [rows][64], or adds to them. With Strips, rows are a constant.
@@ -255,7 +266,7 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
             after = next_product.weights;
             if (after != nullptr) after += (next_task - tasks) * next_product.panel_bytes;
         }
-        alignas(64) static thread_local float sums[Cut::PANELS * Cut::ROWS * PANEL];
+        float* sums = sums_of_thread();
         for (int64_t unit = 0, i = 0; unit < units;) {  // panel i of the task
             const int64_t count = std::min(chunk, units - unit), end = unit + count;
             const char* part = weights + (panel + i) * panel_bytes + unit * reading.unit_bytes;
