@@ -32,9 +32,11 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+import torch
 from camera import write_photos
 from compare import Runner, RunnerError, end_when_told, say
 
+from mmdeploy_llm.kernels.plain import has_product
 from tests.real.ct2_whisper import whisper_folder
 from tests.real.packages import file_of, folder_of, made
 from tests.real.speech import RATE, commands, sentences
@@ -90,6 +92,8 @@ def _whisper(name: str) -> Callable[[str], Path]:
     return lambda engine: whisper_folder(name) if engine == OURS else folder_of(name)
 
 
+# Vectors in it where the processor has such products: elsewhere it is slower than float32.
+BF16 = ("bfloat16",) if has_product(torch.bfloat16) else ()
 SESSIONS = (
     *(
         Session(
@@ -120,8 +124,11 @@ SESSIONS = (
             model=name,
             folder=folder,
             works=(Work(name=work, words=words, unit="texts/s", goal=2.0),),
-            ours=("float32", "int8"),
-            theirs=(("sentence-transformers", "float32"), ("ONNX Runtime", "int8")),
+            ours=("float32", "int8", *BF16),
+            theirs=(
+                *(("sentence-transformers", dtype) for dtype in ("float32", *BF16)),
+                ("ONNX Runtime", "int8"),
+            ),
         )
         for name, folder, work, words in (
             ("minilm", lambda engine: _with_onnx(folder_of("minilm")), "vectors", "5,000 texts"),
