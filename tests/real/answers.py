@@ -50,10 +50,15 @@ def expected() -> list[dict[str, Any]]:
 
 
 def _write(path: Path) -> None:
+    path.write_text(json.dumps(by_transformers(torch.float32)))
+
+
+def by_transformers(dtype: torch.dtype) -> list[dict[str, Any]]:
+    """Returns what transformers reads and answers in a dtype, as `expected` does."""
     from transformers import AutoTokenizer
 
     folder = dequantised(MODEL)
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), transformers_model(folder)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), transformers_model(folder, dtype)
     found = []
     for question in QUESTIONS:
         message = [{"role": "user", "content": question}]
@@ -61,7 +66,7 @@ def _write(path: Path) -> None:
         ids = torch.tensor([prompt])
         answer = model.generate(ids, do_sample=False, max_new_tokens=TOKENS)[0, len(prompt) :]
         found.append({"prompt": prompt, "answer": answer.tolist()})
-    path.write_text(json.dumps(found))
+    return found
 
 
 def answers(row: Row) -> list[dict[str, Any]]:

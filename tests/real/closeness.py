@@ -164,11 +164,11 @@ class Reference:
         return self.hidden[window, rows] @ self._head.T
 
 
-def transformers_model(folder: Path) -> Any:
-    """Returns transformers' model of a folder, in float32."""
+def transformers_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Returns transformers' model of a folder."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 def dequantised(model: str, file: Path | None = None) -> Path:
