@@ -22,7 +22,7 @@ class Named(str):
     """The name of kernels, in their place."""
 
     is_compiled, can_place_threads = True, False
-    level = None
+    cpu_level = None
 
 
 @pytest.fixture
