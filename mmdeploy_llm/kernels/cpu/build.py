@@ -104,10 +104,10 @@ class NoCompilerError(BuildError):
 
 
 class CompilerError(BuildError):
-    """Raised when the compiler fails."""
+    """Raised when the compiler fails, or the assembler, which may be older than the compiler."""
 
 
-class OldCompilerError(BuildError):
+class OldCompilerError(CompilerError):
     """Raised when the compiler does not know a level's instructions."""
 
 

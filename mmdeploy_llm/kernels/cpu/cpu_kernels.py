@@ -18,7 +18,7 @@ from mmdeploy_llm.hooks.objects.attention import VisibleKeys
 from mmdeploy_llm.kernels.plain import ROTATED_VALUES, ActivationName
 from mmdeploy_llm.values.options.weight_formats import FORMATS, WeightFormat
 
-from .build import Level, OldCompilerError, build, cpu_levels
+from .build import CompilerError, Level, build, cpu_levels
 from .draws import Draws
 from .low_rank import LowRankProducts
 from .mixtures import Mixtures
@@ -356,7 +356,7 @@ def load(
     for own in better:
         try:
             return _load(own, cache, made)
-        except OldCompilerError as error:
+        except CompilerError as error:
             logger.warning(
                 "%s. The CPU kernels of a lower level than %s take their place and may be slower; "
                 "a newer compiler may know its instructions",

@@ -227,6 +227,20 @@ def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, rounds, k):
         assert torch.equal(packed.product(x[:num], None), alone[:num]), num
 
 
+@pytest.mark.parametrize("name", [None, *FORMATS])
+def test_no_rows(kernels, name):
+    for dtype in DTYPES:
+        packed = kernels.pack(values(70, 128, dtype=dtype), name)
+        assert packed.product(values(0, 128, dtype=dtype), None).shape == (0, 70)
+
+
+def test_tiny_values_are_rounded_to_nothing(kernels):
+    x = values(2, 128, dtype=torch.float32)
+    x[1] *= 1e-37
+    found = kernels.pack(values(70, 128, dtype=torch.float32), "int8").product(x, None)
+    assert found[1].abs().max() < 1e-34
+
+
 @pytest.mark.parametrize("n", [64, 70])
 def test_words_are_laid_out_as_units_are(kernels, n):
     words = torch.randint(-(2**31), 2**31 - 1, (n, 21), dtype=torch.int32)

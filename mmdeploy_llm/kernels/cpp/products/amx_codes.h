@@ -48,6 +48,7 @@ inline void code_tiles(CodeSteps<int8_t> steps, Prefetch& prefetch, bool adds) {
     const char* x = reinterpret_cast<const char*>(steps.x);
     const float *x_scales = steps.x_scales + steps.place, *less = steps.less + steps.place;
     const int32_t* starts = steps.starts + steps.place;
+    asm volatile("" ::: "memory");  // operands and x are stored before tiles are loaded
     Floats all[TILE_ROWS_OF_X];
     unrolled<TILE_ROWS_OF_X>([&](auto r) MM_ALWAYS {
         all[r] = adds ? load_lanes<Floats>(steps.out + r * PANEL) : Floats{};

@@ -242,6 +242,7 @@ template <typename Cut = Strips, typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
               const Next& next_product, const Strip& strip, const Write& write,
               const Reading& reading = {}) {
+    if (rows == 0) return;
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + Cut::ROWS - 1) / Cut::ROWS;
     const int64_t block_rows = round_up((rows + blocks - 1) / blocks, Cut::MOST);
@@ -468,7 +469,8 @@ MM_INLINE float largest_of(const T* x, int64_t count) {
     return largest;
 }
 
-MM_INLINE float inverse_of(float largest) { return largest > 0.0f ? 127.0f / largest : 0.0f; }
+// Returns 0 for magnitudes so small that their inverse is no number: they are rounded to 0.
+MM_INLINE float inverse_of(float largest) { return largest > 1e-36f ? 127.0f / largest : 0.0f; }
 
 template <typename T>
 MM_INLINE void round_times(const T* x, int64_t count, float inverse, int8_t* out) {
