@@ -182,7 +182,7 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
     text += "".join(f", or by cpu_level={other.value!r}" for other in others[:1])
     if level is levels[0]:
         return kernels, Finding(topic="CPU kernels", state=State.GOOD, text=text)
-    text += f"; the compiler does not know the faster {levels[0].value} of this processor"
+    text += f"; the compiler cannot build the faster {levels[0].value} of this processor"
     return kernels, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=NEWER_COMPILER)
 
 

@@ -104,11 +104,8 @@ class NoCompilerError(BuildError):
 
 
 class CompilerError(BuildError):
-    """Raised when the compiler fails, or the assembler, which may be older than the compiler."""
-
-
-class OldCompilerError(CompilerError):
-    """Raised when the compiler does not know a level's instructions."""
+    """Raised when the compiler or its assembler fails, as one that is older than a level's
+    instructions does."""
 
 
 def levels_of(machine: str) -> tuple[Level, ...]:
@@ -133,9 +130,8 @@ def cpu_levels() -> tuple[Level, ...]:
 
 def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
     """Returns the path of the library for `level` in `cache`, after building it if it is missing or
-    damaged, which is logged. flags: additional compiler flags. Raises BuildError, OldCompilerError
-    where the compiler does not know the level, and ForeignError for a folder or a library that
-    other users own or may write.
+    damaged, which is logged. flags: additional compiler flags. Raises BuildError, and ForeignError
+    for a folder or a library that other users own or may write.
 
     Several processes may build at once: each writes a file of its own and renames it.
     """
@@ -180,12 +176,9 @@ def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
 
 
 def _check_flags(compiler: str, level: Level) -> None:
-    """Raises OldCompilerError where the compiler does not know the level, which takes it
-    milliseconds to say."""
-    try:
-        _run([compiler, *level.flags, "-E", "-x", "c++", os.devnull])
-    except CompilerError as error:
-        raise OldCompilerError(f"{compiler} does not know {level.value}: {error}") from error
+    """Raises CompilerError where the compiler does not know the level's flags, which takes it
+    milliseconds to say; each start with an old one asks again."""
+    _run([compiler, *level.flags, "-E", "-x", "c++", os.devnull])
 
 
 def _flags() -> tuple[str, ...]:

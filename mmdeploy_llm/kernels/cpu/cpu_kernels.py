@@ -358,10 +358,10 @@ def load(
             return _load(own, cache, made)
         except CompilerError as error:
             logger.warning(
-                "%s. The CPU kernels of a lower level than %s take their place and may be slower; "
-                "a newer compiler may know its instructions",
-                error,
+                "the compiler cannot build the CPU kernels for %s; those of a lower level take "
+                "their place and may be slower. A newer compiler may know its instructions: %s",
                 own.value,
+                error,
             )
     return _load(last, cache, made)
 

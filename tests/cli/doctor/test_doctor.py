@@ -74,7 +74,7 @@ def test_a_compiler_that_is_too_old(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: kernels)
     _, finding = cpu_kernels()
     assert finding.state is State.SLOW
-    assert f"does not know the faster {best.value}" in finding.text
+    assert f"cannot build the faster {best.value}" in finding.text
     assert "newer C++ compiler" in finding.advice
 
 

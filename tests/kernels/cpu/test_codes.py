@@ -231,6 +231,10 @@ def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, rounds, k):
 def test_no_rows(kernels, name):
     for dtype in DTYPES:
         packed = kernels.pack(values(70, 128, dtype=dtype), name)
+        if packed is None:  # torch multiplies by floats at the portable level
+            assert name is None
+            assert not kernels.has_wide_registers
+            continue
         assert packed.product(values(0, 128, dtype=dtype), None).shape == (0, 70)
 
 

@@ -4,8 +4,9 @@
 //     tiles 4, 5: x [16 rows][16 units]     tiles 6, 7: weights [16 units][16 columns]
 //     tiles 0 to 3: sums [16 rows][16 columns], floats or integers of 32 bits
 //
-// x is copied into such tiles first, with zeros where its rows or its columns end. Tiles are always
-// full: then one setup of a thread serves every product, and a row alone loses little by it.
+// x is copied into such tiles first, with zeros where its rows or its columns end, unless it is bf16
+// whose tiles can be read where they lie. Tiles are always full: then one setup of a thread serves every
+// product, and a row alone loses little by it.
 //
 // The products of bf16 at even places of 32 columns are summed apart from those at odd places; both
 // sums are then added, and that to the sum so far (TDPBF16PS in Intel's manual). So the order of a

@@ -435,13 +435,13 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, con
         const auto tiles = [&](int64_t num, int64_t row, int64_t unit, const char* part,
                                int64_t count, Prefetch prefetch, float* sums, bool adds) {
             const int64_t step = unit / TILE_UNITS, steps = (count + TILE_UNITS - 1) / TILE_UNITS;
+            const int64_t passes = num <= TILE_ROWS_OF_X ? 1 : 2;
             const TileOfX first = tiled.at(row, step);
-            if (num <= TILE_ROWS_OF_X) {
-                prefetch = spread(prefetch, count, steps);
+            prefetch = spread(prefetch, count, passes * steps);
+            if (passes == 1) {
                 bf16_tiles(first, part, count, prefetch, sums, adds);
             } else {
                 const TileOfX second = tiled.at(row + TILE_ROWS_OF_X, step);
-                prefetch = spread(prefetch, count, 2 * steps);
                 bf16_tile_pairs(first, second, part, count, prefetch, sums, adds);
             }
         };
