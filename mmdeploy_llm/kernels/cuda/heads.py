@@ -143,9 +143,14 @@ def _rotate_into(
     if KIND > 1:
         largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))[:, None]
-        factors = tl.maximum(largest / LARGEST_VALUE, 1e-12)
+        # What is not finite makes the factor NaN: a maximum leaves NaN out.
+        none = tl.sum(first * 0.0 + second * 0.0, 1) + tl.sum(rest * 0.0, 1)
+        factors = tl.maximum(largest / LARGEST_VALUE, 1e-12) + none[:, None]
         tl.store(scales + rows, factors, mask=is_row)
-        first, second, rest = first / factors, second / factors, rest / factors
+        is_finite = factors == factors
+        first = tl.where(is_finite, first / factors, 0.0)
+        second = tl.where(is_finite, second / factors, 0.0)
+        rest = tl.where(is_finite, rest / factors, 0.0)
     if KIND == 2:
         first, second, rest = tl.floor(first + 0.5), tl.floor(second + 0.5), tl.floor(rest + 0.5)
     _store(cache + rows * D, is_row, first, second, rest, D, PAIRS, IS_INTERLEAVED)

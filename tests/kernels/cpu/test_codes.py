@@ -238,6 +238,22 @@ def test_no_rows(kernels, name):
         assert packed.product(values(0, 128, dtype=dtype), None).shape == (0, 70)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", [None, *FORMATS])
+def test_a_row_that_is_not_finite_shows_it_and_is_alone(kernels, name, value):
+    for dtype in DTYPES:
+        packed = kernels.pack(values(70, 200, dtype=dtype), name)
+        if packed is None:
+            continue
+        for num in (1, 3, 40):  # rows, which registers and tiles multiply
+            for column in (0, 70, 199):
+                x = values(num, 200, dtype=dtype)
+                x[num // 2, column] = value
+                is_finite = packed.product(x, None).isfinite()
+                expected = torch.arange(num) != num // 2
+                assert torch.equal(is_finite, expected[:, None].expand(-1, 70)), (num, column)
+
+
 def test_tiny_values_are_rounded_to_nothing(kernels):
     x = values(2, 128, dtype=torch.float32)
     x[1] *= 1e-37

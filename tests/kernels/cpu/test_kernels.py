@@ -301,6 +301,17 @@ def test_int8_cache(kernels, dtype, block_size):
     assert (found.double() - expected).std() / expected.std() < 0.02
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_shows_what_is_not_finite(kernels, dtype, value):
+    rows = values(3, 2, 128, dtype=dtype)
+    rows[1, 0, 70], rows[2] = value, 1e-38
+    cache, scales = torch.zeros(3, 1, 2, 128, dtype=torch.int8), torch.zeros(3, 1, 2)
+    kernels.write_cache(rows, cache, torch.arange(3), scales)
+    is_finite = (cache * scales[..., None]).isfinite().flatten(0, 1).sum(-1)
+    assert is_finite.tolist() == [[128, 128], [0, 128], [128, 128]]
+
+
 @pytest.mark.one_is_quick
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [2, 40, 64, 72, 256])

@@ -112,7 +112,8 @@ class Heads:
         rotary = rope.qk_rotary(q, self.norms)
         write_by_kernel(k, v, *cache[:2], self.layout, *cache[2:], q=q, rotary=rotary)
         kept = self.num_heads + (self.few is int4.INT4) * self.num_kv  # k is rotated in place
-        assert torch.equal(wide[:, kept:-2], qkv[:, kept:])
+        others = wide[:, kept:-2], qkv[:, kept:]
+        torch.testing.assert_close(*others, atol=0, rtol=0, equal_nan=True)
         assert (wide[:, -2:] == 5).all()
         return q, cache
 
@@ -188,6 +189,20 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
         untouched = torch.ones(len(held), dtype=torch.bool)
         untouched[slots[slots >= 0].cpu()] = False
         assert (held[untouched] == 49).all()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_8_bits_show_what_is_not_finite(device, kernels, value):
+    heads = Heads(
+        device, torch.float32, FIRST[0], is_interleaved=False, has_norms=False, few=torch.int8
+    )
+    heads.qkv[1, heads.num_heads, 5] = heads.qkv[4, -1, 15] = value
+    keys, values, *scales = heads.at_once(kernels)[1]
+    for places, page, head in zip(scales, (17, 8), (0, 1), strict=True):
+        expected = torch.zeros_like(places, dtype=torch.bool)
+        expected[page // PAGE, page % PAGE, head] = True
+        assert torch.equal(places.isnan(), expected)
 
 
 @pytest.mark.full

@@ -548,17 +548,7 @@ void write_cache(const T* rows, int64_t row_stride, C* cache, void* scales, cons
                     bf16* ranges = static_cast<bf16*>(scales) + place * num_ranges(head_dim);
                     encode_head(row, head_dim, out, ranges);
                 } else if constexpr (std::is_same_v<C, int8_t>) {
-                    float largest = 0.0f;
-#pragma omp simd reduction(max : largest)
-                    for (int64_t c = 0; c < head_dim; ++c) {
-                        largest = std::max(largest, std::fabs(load(row[c])));
-                    }
-                    const float scale = largest / 127.0f;
-                    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-                    for (int64_t c = 0; c < head_dim; ++c) {
-                        out[c] = C(std::nearbyint(load(row[c]) * inverse));
-                    }
-                    static_cast<float*>(scales)[place] = scale;
+                    static_cast<float*>(scales)[place] = quantize(row, head_dim, out);
                 } else {
 #pragma omp simd
                     for (int64_t c = 0; c < head_dim; ++c) out[c] = store<C>(load(row[c]));

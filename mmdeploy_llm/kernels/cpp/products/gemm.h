@@ -457,37 +457,6 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, con
     multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
 }
 
-// Returns the largest magnitude.
-template <typename T>
-MM_INLINE float largest_of(const T* x, int64_t count) {
-    float largest = 0.0f;
-#pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < count; ++i) {
-        const float value = std::fabs(load(x[i]));
-        largest = value > largest ? value : largest;
-    }
-    return largest;
-}
-
-// Returns 0 for magnitudes so small that their inverse is no number: they are rounded to 0.
-MM_INLINE float inverse_of(float largest) { return largest > 1e-36f ? 127.0f / largest : 0.0f; }
-
-template <typename T>
-MM_INLINE void round_times(const T* x, int64_t count, float inverse, int8_t* out) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-        out[i] = int8_t(int32_t(std::nearbyint(load(x[i]) * inverse)));
-    }
-}
-
-// Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.
-template <typename T>
-MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
-    const float largest = largest_of(x, count);
-    round_times(x, count, inverse_of(largest), out);
-    return largest / 127.0f;
-}
-
 // Writes `count` values, a multiple of 4, as WideS8Format reads them.
 inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
     for (int64_t i = 0; i < count; i += 4) {

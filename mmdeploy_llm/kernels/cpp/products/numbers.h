@@ -115,4 +115,38 @@ MM_INLINE float fast_exp(float x) {
 
 MM_INLINE float fast_tanh(float x) { return 1.0f - 2.0f / (fast_exp(2.0f * x) + 1.0f); }
 
+// Returns the largest magnitude, NaN if there is one: as integers, bits without a sign have the order
+// infinity and NaN after all numbers.
+template <typename T>
+MM_INLINE float largest_of(const T* x, int64_t count) {
+    int32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t bits = int32_t(float_to_bits(load(x[i])) & 0x7fffffffu);
+        largest = bits > largest ? bits : largest;
+    }
+    return bits_to_float(uint32_t(largest));
+}
+
+// Returns 0 for magnitudes so small that their inverse is no number, and for NaN: they are rounded
+// to 0.
+MM_INLINE float inverse_of(float largest) { return largest > 1e-36f ? 127.0f / largest : 0.0f; }
+
+template <typename T>
+MM_INLINE void round_times(const T* x, int64_t count, float inverse, int8_t* out) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = int8_t(int32_t(std::nearbyint(load(x[i]) * inverse)));
+    }
+}
+
+// Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale, NaN if a value is not
+// finite: then all that is computed with it is NaN too.
+template <typename T>
+MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
+    const float largest = largest_of(x, count);
+    round_times(x, count, inverse_of(largest), out);
+    return largest / 127.0f;
+}
+
 }  // namespace mm
