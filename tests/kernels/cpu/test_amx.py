@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from mmdeploy_llm.kernels.cpu import CpuKernels, Level, cpu_levels
 
+from .test_codes import rounded_weight
+
 if Level.AMX not in cpu_levels():
     pytest.skip("this processor has no AMX", allow_module_level=True)
 
@@ -60,6 +62,30 @@ def test_codes_have_the_bits_of_registers(in_tiles, in_registers, bits, group_si
                 found = tiled.product(x, None)
                 assert torch.equal(found, plain.product(x, None)), (n, rows)
                 assert torch.equal(found[rows - 1 :], tiled.product(x[rows - 1 :], None))
+
+
+@pytest.mark.parametrize("kind", [4, 8, "float8"])
+@pytest.mark.parametrize("group_size", [16, 32, 64, 128, 1090])
+def test_floats_times_codes_have_the_bits_of_a_row_alone(in_tiles, kind, group_size):
+    """Few rows are multiplied in registers. Values have any size; tiny ones are taken for 0."""
+    for n, k in ((130, 1090), (64, 96), (70, 40)):
+        weight = rounded_weight(in_tiles, values(n, k, seed=1), kind, min(group_size, k))
+        few = weight.units & 0x1F1F1F1F if kind == 8 else weight.units  # stored in 5 bits
+        for form in (weight, weight.with_offsets(), replace(weight, units=few)):
+            own = replace(form, units=form.units.clone(), scales=form.scales.clone())
+            packed = in_tiles.pack_coded(own, rounds=False)
+            powers = torch.randint(-60, 60, (401, k), generator=torch.Generator().manual_seed(3))
+            x = values(401, k + 3)[:, 1 : k + 1]  # rows that are no multiple of a line apart
+            x *= powers.float().exp2().bfloat16()
+            x[2, 5], x[3], x[4, 7] = 1e-30, 1e-39, 1e30
+            alone = torch.cat([packed.product(row, None) for row in x.split(1)])
+            assert not alone[3].any()
+            for rows in (2, 6, 7, 16, 17, 40, 401):
+                assert torch.equal(packed.product(x[:rows], None), alone[:rows]), (n, rows)
+            exact = x.double() @ form.dequantize().double().T
+            norms = x.double().norm(dim=1)[:, None] * form.dequantize().double().norm(dim=1)
+            limits = exact.abs() * 2**-8 + norms * 1e-5 + 1e-25  # of what is taken for 0
+            assert ((alone.double() - exact).abs() <= limits).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -8,6 +8,7 @@
 //     ZEROS_FIRST          whether sums start with what zeros of weights subtract, instead of offsets
 //     FLOAT_BITS           whether sums are the bits of floats, see FLOAT_OF_0
 //     CODE_BITS            the bits that codes have at most
+//     FLUSHES              whether tiny values of x are taken for 0
 //     SECOND_EXCESS        what each second operand is smaller by than its code; sums start with it
 //     column(i)            the column, within a unit, of the i-th value of x in the order of the format
 //     widen(words, part)   makes operands of one part of the units in a register
@@ -24,7 +25,7 @@ namespace mm {
 // What most formats have.
 struct PlainCodes {
     static constexpr bool ROUNDS = false, POWERS = false, ZEROS_FIRST = false;
-    static constexpr bool FLOAT_BITS = false;
+    static constexpr bool FLOAT_BITS = false, FLUSHES = false;
     static constexpr int32_t SECOND_EXCESS = 0;
     static constexpr int CODE_BITS = 8;
 };
@@ -121,9 +122,9 @@ struct PairsOfCodes : PlainCodes {
     }
 };
 
-#if defined(MM_HAS_FAST_BF16_DOT) && MM_VECTOR_BYTES == 64
+#if defined(MM_HAS_BF16_DOT) && MM_VECTOR_BYTES == 64
 template <int BITS>
-struct Bf16Codes : PairsOfCodes<BITS> {
+struct PairedCodes : PairsOfCodes<BITS> {
     using X = bf16;
     using Sums = Floats;
     static constexpr bool RELOADS = false;
@@ -148,7 +149,7 @@ struct Bf16Codes : PairsOfCodes<BITS> {
     }
 };
 
-struct Bf16Float8s : Bf16Codes<8> {
+struct PairedFloat8s : PairedCodes<8> {
     static MM_INLINE Ints widen(Ints words, int part) {
         const __m512i codes = (__m512i)pairs(words, part);
         const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(codes, all(0x80)), 8);
@@ -168,6 +169,42 @@ struct Bf16Float8s : Bf16Codes<8> {
             _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     }
 };
+#endif
+
+#if defined(MM_HAS_FAST_BF16_DOT) && MM_VECTOR_BYTES == 64
+template <int BITS>
+using Bf16Codes = PairedCodes<BITS>;
+using Bf16Float8s = PairedFloat8s;
+#elif defined(__AMX_BF16__)
+// The tiles of AMX multiply many rows by codes in pairs of bf16, see amx_codes.h. Few rows have the same
+// bits: floats are added in the order of the tiles. The first codes of pairs, which lie in the lower half
+// of a unit, and the second ones have sums of their own, which are added after 32 columns.
+struct HalvedSums {
+    Floats low, high;
+};
+
+// x: its tiny values are 0, as subnormal numbers are in tiles; then no sum is subnormal.
+template <int BITS>
+struct HalvedCodes : FloatCodes<BITS> {
+    using Sums = HalvedSums;
+    static constexpr bool FLUSHES = true;
+};
+
+struct HalvedFloat8s : Float8s {
+    using Sums = HalvedSums;
+    static constexpr bool FLUSHES = true;
+};
+
+template <int BITS>
+struct OfRows<HalvedCodes<BITS>> : HalvedCodes<BITS> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return OfRows<FloatCodes<BITS>>::widen(words, part);
+    }
+};
+
+template <int BITS>
+using Bf16Codes = HalvedCodes<BITS>;
+using Bf16Float8s = HalvedFloat8s;
 #elif defined(MM_HAS_FAST_BF16_DOT)
 template <int BITS>
 struct Bf16Codes : PairsOfCodes<BITS> {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -13,6 +14,7 @@
 
 namespace mm {
 
+constexpr float TINY = 0x1p-90f;  // magnitudes below are 0 where a format flushes them
 constexpr uint32_t MAX_POWER = 20;  // of 2, which a group's scale is less by than that of its row
 
 // Rows of x in the order of the format: values [rows][width]; for each step of a row the sum of its
@@ -115,8 +117,13 @@ struct ArrangedRows {
     template <typename V>
     static MM_INLINE float sum_of(const V* values, int64_t num) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < num; ++i) sum += load(values[i]);
+        for (int64_t i = 0; i < num; ++i) sum += flushed(values[i]);
         return sum;
+    }
+    template <typename V>
+    static MM_INLINE float flushed(V value) {
+        const float own = load(value);
+        return Format::FLUSHES && std::fabs(own) < TINY ? 0.0f : own;
     }
     static MM_INLINE X as_x(int8_t value, int) {
         if constexpr (std::is_integral_v<X>) {
@@ -130,7 +137,9 @@ struct ArrangedRows {
         if constexpr (std::is_integral_v<X>) {
             return X{};
         } else if constexpr (std::is_same_v<X, float>) {
-            return load(value) * Format::factor(i);
+            return flushed(value) * Format::factor(i);
+        } else if constexpr (Format::FLUSHES) {
+            return store<X>(flushed(value));
         } else {
             return convert<X>(value);
         }

@@ -47,21 +47,59 @@ MM_INLINE void put(T& field, T value) {
     asm volatile("" : "+m"(field));
 }
 
+constexpr int64_t HALVED_COLUMNS = 32;  // after which halved sums are added
 constexpr int64_t BLOCK_UNITS = 4;  // between which lines are prefetched, at least
 
+// What a tile does with the products of an operand.
+template <typename Sums>
+struct SumsOfParts {
+    static constexpr bool ARE_HALVED = false;
+    template <typename Format>
+    static MM_INLINE void add(Sums& sums, int, Ints x, Ints w) {
+        sums = Format::add(sums, x, w);
+    }
+    static MM_INLINE void keep(Sums& sums) { MM_KEEP(sums); }
+};
+
+#ifdef MM_HAS_AMX
+template <>
+struct SumsOfParts<HalvedSums> {
+    static constexpr bool ARE_HALVED = true;
+    template <typename Format>
+    static MM_INLINE void add(HalvedSums& sums, int part, Ints x, Ints w) {
+        Floats& own = part < Format::PARTS / 2 ? sums.low : sums.high;
+        own = Format::add(own, x, w);
+    }
+    static MM_INLINE void keep(HalvedSums& sums) {
+        MM_KEEP(sums.low);
+        MM_KEEP(sums.high);
+    }
+};
+MM_INLINE Floats whole(const HalvedSums& sums) { return sums.low + sums.high; }
+#endif
+template <typename Sums>
+MM_INLINE Ints whole(const Sums& sums) {
+    return as_ints(sums);
+}
+
 // The sums of a tile. Those of 16 bits hold few products, and are added to others of 32 bits in memory
-// meanwhile.
+// meanwhile; halved ones are added to others after as many products.
 template <typename Format, int ROWS, int NUM, bool HAS_OFFSETS>
 struct CodeTile {
     using Sums = typename Format::Sums;
     using Steps = CodeSteps<typename Format::X>;
+    using Parts = SumsOfParts<Sums>;
     static constexpr bool ARE_SHORT = std::is_same_v<Sums, SignedHalves>;
+    static constexpr bool ARE_SPILLED = ARE_SHORT || Parts::ARE_HALVED;
     // Whether the sums over all steps are kept in registers, beside those over one step.
-    static constexpr bool KEEPS_SUMS = MM_VECTOR_BYTES == 64 && ROWS * NUM <= 12;
+    static constexpr bool KEEPS_SUMS =
+        MM_VECTOR_BYTES == 64 && ROWS * NUM <= (Parts::ARE_HALVED ? 8 : 12);
     static constexpr int64_t LIMIT =
-        ARE_SHORT ? small_quadruples(Format::CODE_BITS) / Format::PARTS : INT64_MAX / 2;
+        ARE_SHORT ? small_quadruples(Format::CODE_BITS) / Format::PARTS
+                  : (Parts::ARE_HALVED ? HALVED_COLUMNS / Format::PARTS : INT64_MAX / 2);
+    using Wide = std::conditional_t<Parts::ARE_HALVED, Floats, Ints>;
     Sums sums[ROWS][NUM];
-    Ints wide[ARE_SHORT ? ROWS : 1][NUM];
+    Wide wide[ARE_SPILLED ? ROWS : 1][NUM];
     Floats all[KEEPS_SUMS ? ROWS : 1][NUM];
 
     template <typename Body>
@@ -103,8 +141,8 @@ struct CodeTile {
                 const Ints four = splat(x + part * 4);
                 unrolled<NUM>([&](auto b) MM_ALWAYS {
                     const Ints own = load_lanes<Ints>(codes + b * MM_VECTOR_BYTES);
-                    sums[0][b] = Format::add(sums[0][b], four, Format::widen(own, part));
-                    MM_KEEP(sums[0][b]);
+                    Parts::template add<Format>(sums[0][b], part, four, Format::widen(own, part));
+                    Parts::keep(sums[0][b]);
                     MM_IN_ORDER();
                 });
                 if (Format::RELOADS) asm("" : "+r"(codes));
@@ -118,11 +156,11 @@ struct CodeTile {
             unrolled<ROWS>([&](auto r) MM_ALWAYS {
                 const Ints four = splat(x + r * x_stride + part * 4);
                 unrolled<NUM>([&](auto b) MM_ALWAYS {
-                    sums[r][b] = Format::add(sums[r][b], four, w[b]);
+                    Parts::template add<Format>(sums[r][b], part, four, w[b]);
                 });
                 MM_IN_ORDER();
             });
-            each([&](auto r, auto b) MM_ALWAYS { MM_KEEP(sums[r][b]); });
+            each([&](auto r, auto b) MM_ALWAYS { Parts::keep(sums[r][b]); });
             // Makes the next part load the weights again, which is cheaper than to keep them.
             if (Format::RELOADS) asm("" : "+r"(codes));
         });
@@ -130,7 +168,7 @@ struct CodeTile {
     template <bool ADDS>
     MM_INLINE void widen() {
         each([&](auto r, auto b) MM_ALWAYS {
-            wide[r][b] = ADDS ? wide[r][b] + as_ints(sums[r][b]) : as_ints(sums[r][b]);
+            wide[r][b] = ADDS ? wide[r][b] + whole(sums[r][b]) : whole(sums[r][b]);
             sums[r][b] = Sums{};
         });
     }
@@ -171,7 +209,9 @@ struct CodeTile {
   private:
     template <bool SPILLED>
     MM_INLINE Floats value(int r, int b) const {
-        if constexpr (std::is_same_v<Sums, Floats> || Format::FLOAT_BITS) {
+        if constexpr (Parts::ARE_HALVED) {
+            return SPILLED ? wide[r][b] + whole(sums[r][b]) : whole(sums[r][b]);
+        } else if constexpr (std::is_same_v<Sums, Floats> || Format::FLOAT_BITS) {
             return (Floats)sums[r][b];
         } else {
             const Ints own = as_ints(sums[r][b]);
@@ -203,11 +243,12 @@ __attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
             codes += units * PANEL * 4;
         }
         for (int64_t unit = IS_MATRIX ? units : 0; unit < units;) {
-            if constexpr (Tile::ARE_SHORT) {
+            if constexpr (Tile::ARE_SPILLED) {
                 if (unit > 0) is_spilled ? tile.template widen<true>() : tile.template widen<false>();
                 is_spilled = unit > 0;
             }
-            const int64_t every = steps.prefetch.every, block = std::max(every, BLOCK_UNITS);
+            const int64_t every = steps.prefetch.every;
+            const int64_t block = Tile::Parts::ARE_HALVED ? Tile::LIMIT : std::max(every, BLOCK_UNITS);
             const int64_t own = std::min(std::min(units - unit, block), Tile::LIMIT);
             if ((unit & (every - 1)) == 0) {
                 steps.prefetch.next(std::max<int64_t>(own >> __builtin_ctzll(every), 1));
@@ -223,7 +264,7 @@ __attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
             } while (x != end);
             asm volatile("" : "+m"(steps), "+m"(unit));
         }
-        is_spilled ? tile.template scale<Tile::ARE_SHORT>(steps, steps.out)
+        is_spilled ? tile.template scale<Tile::ARE_SPILLED>(steps, steps.out)
                    : tile.template scale<false>(steps, steps.out);
         put(steps.units, steps.units - steps.step_units);
         if (steps.units <= 0) break;

@@ -102,7 +102,12 @@ constexpr int64_t UNPACKED_ROWS<FloatCodes<BITS>> = NEVER;
 #endif
 #if defined(MM_HAS_FAST_BF16_DOT) && MM_VECTOR_BYTES == 64
 template <int BITS>
-constexpr int64_t UNPACKED_ROWS<Bf16Codes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP;
+constexpr int64_t UNPACKED_ROWS<PairedCodes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP;
+#elif defined(MM_HAS_AMX)  // which multiplies more rows in tiles
+template <int BITS>
+constexpr int64_t UNPACKED_ROWS<HalvedCodes<BITS>> = NEVER;
+template <>
+constexpr int64_t UNPACKED_ROWS<HalvedFloat8s> = NEVER;
 #endif
 #ifndef MM_HAS_S8_DOT
 template <>
@@ -116,6 +121,7 @@ constexpr Reading CODE_READING = MM_VECTOR_BYTES == 64 ? Reading{128, 64, 2} : R
 // Returns the number of registers of columns in a tile.
 template <typename Format>
 constexpr int code_registers(int rows) {
+    if (SumsOfParts<typename Format::Sums>::ARE_HALVED) return rows <= 2 ? 4 : 2;
     if (MM_VECTOR_BYTES == 64 && (Format::PARTS > 1 || Format::ZEROS_FIRST)) return rows <= 4 ? 4 : 2;
     return Format::ROUNDS ? s8_tile_registers(rows) : tile_registers(rows);
 }
@@ -187,19 +193,23 @@ inline Reading reading_of(const StoredCodes& codes, const uint32_t* scales, cons
 #ifdef MM_HAS_AMX
 
 // From which number of rows codes are multiplied in tiles: before, unpacking takes what tiles save.
-constexpr int64_t LEAST_TILED_ROWS = 2 * TILE_ROWS_OF_X + 1;
+template <typename Format>
+constexpr int64_t LEAST_TILED_ROWS =
+    Format::ROUNDS ? 2 * TILE_ROWS_OF_X + 1
+                   : (SumsOfParts<typename Format::Sums>::ARE_HALVED ? STRIP + 1 : NEVER);
 
 // linear_codes in tiles, with the same bits.
 template <typename Format, typename T, typename Write>
 void linear_tiled_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const uint32_t* scales,
                         const Groups& groups, int64_t product, int64_t rows, int64_t n, int64_t k,
                         int num_threads, const Next& next, const Write& write) {
-    constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
-    const TiledSteps<Format, T> tiled(x, x_stride, rows, k, groups.step, num_threads);
+    using Own = typename TiledFormat<Format>::Type;
+    constexpr int64_t VALUES = ArrangedRows<Own>::VALUES;
+    const TiledSteps<Own, T> tiled(x, x_stride, rows, k, groups.step, num_threads);
     const int64_t units = tiled.arranged.width / VALUES;
     const auto strip = [&](int64_t num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Prefetch prefetch, float* sums, bool adds) {
-        static thread_local Chunk<Format> chunk;
+        static thread_local Chunk<Own> chunk;
         if (!chunk.is(product, part)) {
             const int64_t panel = (part - codes.data) / (units * codes.unit_bytes());
             chunk.read_scales_of(scales + panel * groups.rows() * PANEL, groups, unit, count);
@@ -207,7 +217,7 @@ void linear_tiled_codes(const T* x, int64_t x_stride, const StoredCodes& codes, 
             chunk.unpack(whole, count, TILE_UNITS * PANEL);
         }
         const char* operands = reinterpret_cast<const char*>(chunk.words.data());
-        code_tiled_strip(num, tiled, row, {operands, unit, count, nullptr, chunk.scales[0].values},
+        code_tiled_strip<Own>(num, tiled, row, {operands, unit, count, nullptr, chunk.scales[0].values},
                          groups, prefetch, sums, adds);
     };
     multiply<TileStrips>(codes.data, rows, n, units, num_threads, next, strip,
@@ -235,8 +245,8 @@ void linear_codes(const T* x, int64_t x_stride, const StoredCodes& codes, const 
         });
     };
 #ifdef MM_HAS_AMX
-    if constexpr (Format::ROUNDS) {
-        if (rows >= LEAST_TILED_ROWS) {
+    if constexpr (LEAST_TILED_ROWS<Format> != NEVER) {
+        if (rows >= LEAST_TILED_ROWS<Format>) {
             return linear_tiled_codes<Format>(x, x_stride, codes, scales, groups, product, rows, n, k,
                                               num_threads, next, write);
         }
