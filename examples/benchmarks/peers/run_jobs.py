@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,26 @@ def text_llamacpp(model: str, precision: str) -> Job:
     return job
 
 
+def text_llama_server(model: str, precision: str, program: str) -> Job:
+    """llama.cpp's server as a program that was built for this machine, asked likewise."""
+    from llama_server import Server
+
+    arguments = ["-m", model, "-np", str(AT_ONCE), "-c", str(AT_ONCE * 2048), "-b", "2048"]
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the program
+    server = Server(program, [*arguments, "-t", str(NUM_CPUS)], log)
+
+    def answered(text: str, num_tokens: int) -> int:
+        done = server.ask("/v1/completions", {"prompt": text, "max_tokens": num_tokens})
+        return int(done["usage"]["completion_tokens"])
+
+    def job(asked: Any) -> float:
+        texts, num_tokens = asked
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return sum(pool.map(answered, texts, [num_tokens] * len(texts)))
+
+    return job
+
+
 def speech_here(model: str, precision: str) -> Job:
     """This engine: what the command transcribe does after it has loaded the model."""
     from mmdeploy_llm import LLM
@@ -118,6 +139,21 @@ def speech_faster_whisper(model: str, precision: str) -> Job:
         for path in paths:
             segments, _ = engine.transcribe(str(path), beam_size=1, language="en", **more)
             assert list(segments)
+        return _seconds(paths)
+
+    return job
+
+
+def speech_whispercpp(model: str, precision: str) -> Job:
+    """whisper.cpp, one file after another."""
+    from pywhispercpp.model import Model
+
+    options = {"language": "en", "print_progress": False, "print_realtime": False}
+    whisper = Model(f"{model}/ggml-{precision}.bin", n_threads=NUM_CPUS, **options)
+
+    def job(paths: Any) -> float:
+        for path in paths:
+            assert whisper.transcribe(str(path))
         return _seconds(paths)
 
     return job
@@ -228,11 +264,13 @@ def photos_transformers(model: str, precision: str) -> Job:
     return job
 
 
-ENGINES: dict[tuple[str, str], Callable[[str, str], Job]] = {
+ENGINES: dict[tuple[str, str], Callable[..., Job]] = {
     ("text", "mmdeploy_llm"): text_here,
     ("text", "llama.cpp"): text_llamacpp,
+    ("text", "llama-server"): text_llama_server,
     ("speech", "mmdeploy_llm"): speech_here,
     ("speech", "faster-whisper"): speech_faster_whisper,
+    ("speech", "whisper.cpp"): speech_whispercpp,
     ("vectors", "mmdeploy_llm"): vectors_here,
     ("vectors", "sentence-transformers"): vectors_sentence_transformers,
     ("vectors", "ONNX Runtime"): vectors_onnxruntime,
@@ -255,9 +293,10 @@ def main() -> None:
     parser.add_argument("--engine", required=True, choices=sorted({one for _, one in ENGINES}))
     parser.add_argument("--model", required=True)
     parser.add_argument("--precision", default="file")
+    parser.add_argument("--program", nargs="*", default=[], help="of llama-server")
     args = parser.parse_args()
     begin = time.perf_counter()
-    job = ENGINES[args.kind, args.engine](args.model, args.precision)
+    job = ENGINES[args.kind, args.engine](args.model, args.precision, *args.program)
     serve.answer({"engine": args.engine, "load": time.perf_counter() - begin})
     for line in sys.stdin:
         asked = json.loads(line)
