@@ -30,7 +30,6 @@ from typing import Any
 
 from compare import Runner, RunnerError, end_when_told, say
 from encoder_checkpoints import write_git, write_kosmos, write_pix2struct
-from ggml_whisper import write_ggml
 
 OURS = "mmdeploy_llm"
 WHISPER_SIZES = {"base": (512, 8, 6), "small": (768, 12, 12)}  # channels, heads, layers
@@ -128,6 +127,8 @@ def write_whisper(folder: Path, size: str) -> None:
         WhisperForConditionalGeneration,
     )
 
+    from tests.plugins.whisper.other_files import write_ggml
+
     words, languages = _whisper_words()
     channels, heads, layers = WHISPER_SIZES[size]
     ids = words.convert_tokens_to_ids
@@ -160,8 +161,8 @@ def write_whisper(folder: Path, size: str) -> None:
     words.save_pretrained(folder)
     extractor = WhisperFeatureExtractor()
     extractor.save_pretrained(folder)
-    texts = (f" w{number}".encode() if number else b" " for number in range(NUM_WORDS))
-    write_ggml(folder / "ggml-f16.bin", model, extractor.mel_filters, list(texts))
+    texts = [b" ", *(f" w{number}".encode() for number in range(1, NUM_WORDS))]
+    write_ggml(model, texts, folder / "ggml-f16.bin", "f16", extractor.mel_filters)
 
 
 def _whisper_words() -> tuple[Any, list[str]]:

@@ -31,7 +31,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +38,10 @@ import soundfile
 import torch
 from camera import write_photos
 from compare import Runner, RunnerError, end_when_told, say
-from gguf import GGMLQuantizationType
 
 from mmdeploy_llm.kernels.plain import has_product
 from tests.real.ct2_whisper import whisper_folder
-from tests.real.gguf_types import Quantizer, quantized
+from tests.real.gguf_types import quantized
 from tests.real.packages import file_of, folder_of, made
 from tests.real.speech import RATE, commands, sentences
 from tests.real.vectors import paragraphs
@@ -108,25 +106,19 @@ def _whisper_of_ggml(name: str) -> Path:
 
 
 def _write_ggml(model: Path, folder: Path) -> None:
-    from ggml_whisper import write_ggml
+    from mmdeploy_llm_plugins.whisper.vocabulary import as_bytes
     from transformers import AutoProcessor, WhisperForConditionalGeneration
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    from tests.plugins.whisper.other_files import write_ggml
 
     processor = AutoProcessor.from_pretrained(model)
-    bytes_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    words = processor.tokenizer
-    texts = words.convert_ids_to_tokens(range(words.eos_token_id))
+    tokens = processor.tokenizer
+    words = as_bytes(tokens.convert_ids_to_tokens(range(tokens.eos_token_id)), model.name)
     weights = WhisperForConditionalGeneration.from_pretrained(model)
-    quantize = partial(Quantizer(), kind=GGMLQuantizationType.Q8_0)
     folder.mkdir(parents=True)
-    for precision, rows in (("f16", None), ("q8_0", quantize)):
-        write_ggml(
-            folder / f"ggml-{precision}.bin",
-            weights,
-            processor.feature_extractor.mel_filters,
-            [bytes(bytes_of[letter] for letter in text) for text in texts],
-            rows,
-        )
+    for kind in ("f16", "q8_0"):
+        filters = processor.feature_extractor.mel_filters
+        write_ggml(weights, words, folder / f"ggml-{kind}.bin", kind, filters)
 
 
 # Vectors in it where the processor has such products: elsewhere it is slower than float32.
@@ -353,11 +345,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument(
-        "--only",
-        default="",
-        help="a part of the model's name (all but whisper-tiny-en and qwen-Q8_0)",
-    )
+    extras = " and ".join(session.model for session in SESSIONS if session.is_extra)
+    parser.add_argument("--only", default="", help=f"a part of the model's name (all but {extras})")
     parser.add_argument("--photos", type=int, default=30)
     parser.add_argument("--llama-server", metavar="PROGRAM", default="")
     parser.add_argument("--whispercpp", metavar="PYTHON", default="")

@@ -9,6 +9,9 @@ import urllib.request
 from collections.abc import Sequence
 from typing import IO, Any
 
+# Of every request: the likeliest tokens, as many as are asked for, and no cache of prompts.
+GREEDY = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+
 
 class Server:
     """Runs the program llama-server with arguments until it is stopped."""
@@ -21,6 +24,13 @@ class Server:
         command = [program, *arguments, "--port", str(port)]
         self._url = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_ready(self) -> None:
         while self._process.poll() is None:
             with contextlib.suppress(OSError):  # errors of urllib are some too
                 urllib.request.urlopen(f"{self._url}/health", timeout=5).close()
@@ -29,8 +39,7 @@ class Server:
         raise RuntimeError(f"llama-server ended with {self._process.returncode}")
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the server answers, greedily and without a cache of prompts."""
-        body = {**body, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        """Returns what the server answers."""
         request = urllib.request.Request(
             f"{self._url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -12,7 +12,7 @@ from typing import Any
 BEGUN = time.perf_counter()
 
 import photo_job  # noqa: E402
-from llama_server import Server  # noqa: E402
+from llama_server import GREEDY, Server  # noqa: E402
 
 FILES = {
     "bf16": ("bf16.gguf", "mmproj-bf16.gguf"),
@@ -40,7 +40,8 @@ def question(photo: Path, num_tokens: int) -> dict[str, Any]:
         {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}},
         {"type": "text", "text": photo_job.QUESTION},
     ]
-    return {"messages": [{"role": "user", "content": parts}], "max_tokens": num_tokens}
+    messages = [{"role": "user", "content": parts}]
+    return {"messages": messages, "max_tokens": num_tokens, **GREEDY}
 
 
 def main() -> None:

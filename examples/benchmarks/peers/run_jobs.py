@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import serve
+from llama_server import GREEDY, Server
 
 Job = Callable[[Any], float]  # what the work's path holds -> the amount that was done
 ANSWER_TOKENS = {"texts": 64, "alone": 128, "first": 1}
@@ -62,37 +63,22 @@ def text_llamacpp(model: str, precision: str) -> Job:
     params.n_batch = 2048
     params.cpuparams.n_threads = NUM_CPUS
     server = xllamacpp.Server(params)
-
-    def answered(text: str, num_tokens: int) -> int:
-        done = server.handle_completions(
-            {
-                "prompt": text,
-                "max_tokens": num_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "cache_prompt": False,
-            }
-        )
-        return int(done["usage"]["completion_tokens"])
-
-    def job(asked: Any) -> float:
-        texts, num_tokens = asked
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return sum(pool.map(answered, texts, [num_tokens] * len(texts)))
-
-    return job
+    return _at_once(server.handle_completions)
 
 
 def text_llama_server(model: str, precision: str, program: str) -> Job:
     """llama.cpp's server as a program that was built for this machine, asked likewise."""
-    from llama_server import Server
-
     arguments = ["-m", model, "-np", str(AT_ONCE), "-c", str(AT_ONCE * 2048), "-b", "2048"]
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the program
     server = Server(program, [*arguments, "-t", str(NUM_CPUS)], log)
+    return _at_once(lambda body: server.ask("/v1/completions", body))
+
+
+def _at_once(complete: Callable[[dict[str, Any]], Any]) -> Job:
+    """complete: what a server of llama.cpp answers to a request."""
 
     def answered(text: str, num_tokens: int) -> int:
-        done = server.ask("/v1/completions", {"prompt": text, "max_tokens": num_tokens})
+        done = complete({"prompt": text, "max_tokens": num_tokens, **GREEDY})
         return int(done["usage"]["completion_tokens"])
 
     def job(asked: Any) -> float:

@@ -44,6 +44,8 @@ GGML = {
     "decoder.layer_norm": "decoder.ln",
 }
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8}
+# Of a whole file, beside 2000 where it has blocks, whose format is ggml's second.
+GGML_FILES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9}
 
 
 def ctranslate2_variables(model, kind):
@@ -161,10 +163,13 @@ def ggml_tensors(model, kind):
         yield name, number, tuple(value.shape), np.ascontiguousarray(data).tobytes()
 
 
-def write_ggml(model, words, path, kind):
-    """Writes a file of whisper.cpp. words: the bytes of all tokens that are no special ones."""
+def write_ggml(model, words, path, kind, filters=None):
+    """Writes a file of whisper.cpp. words: the bytes of all tokens that are no special ones, among
+    them a blank, which that program looks for. filters: of mels, [frequencies, mels], zeros where
+    nobody computes with them."""
     config = model.config
     mels = config.num_mel_bins
+    bank = np.zeros((mels, 201)) if filters is None else filters.T
     parts = [
         struct.pack(
             "<4s11i",
@@ -179,9 +184,9 @@ def write_ggml(model, words, path, kind):
             config.decoder_attention_heads,
             config.decoder_layers,
             mels,
-            GGML_TYPES[kind],
+            GGML_FILES[kind] + 2000 * kind.startswith("q"),
         ),
-        struct.pack("<2i", mels, 201) + bytes(4 * mels * 201),
+        struct.pack("<2i", *bank.shape) + bank.astype(np.float32).tobytes(),
         struct.pack("<i", len(words)),
     ]
     parts += [struct.pack("<i", len(word)) + word for word in words]
